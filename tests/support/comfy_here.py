@@ -1,0 +1,27 @@
+"""ComfyUI imported into this process, on the CPU with SDPA attention."""
+
+import os
+import sys
+from pathlib import Path
+
+
+def import_comfyui(base: Path, *arguments: str) -> None:
+    """After this `comfy`, `nodes`, `folder_paths` and the rest can be imported. Once per process.
+
+    `base` takes what ComfyUI writes: models, outputs, user settings.
+    """
+    for folder in ("custom_nodes", "input", "output", "temp", "user", "models"):
+        (base / folder).mkdir(parents=True, exist_ok=True)
+    sys.path.insert(0, os.environ["COMFYUI_PATH"])
+    import comfy.options
+
+    comfy.options.enable_args_parsing()
+    given = sys.argv
+    sys.argv = ["main.py", "--cpu", "--use-pytorch-cross-attention", "--base-directory", str(base)]
+    sys.argv += ["--database-url", "sqlite:///:memory:", *arguments]
+    try:
+        import comfy.cli_args  # noqa: F401 - reads sys.argv
+    finally:
+        sys.argv = given
+    import folder_paths  # noqa: F401
+    import nodes  # noqa: F401
