@@ -1,0 +1,83 @@
+"""The only rooms that know ComfyUI: a MODEL goes in, a patched clone comes out."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+
+from ..settings import Settings
+from .run import KEY, Family, Handle, Run
+
+
+class UnsupportedModel(ValueError):
+    """A model without a token seam that we know; the message says what it is and what works."""
+
+
+def family_of(model) -> type[Family]:
+    """The family of a ModelPatcher's diffusion model."""
+    from .flux import FluxFamily
+    from .unet import UNetFamily
+
+    network = model.model.diffusion_model
+    for family in (UNetFamily, FluxFamily):
+        if family.matches(network):
+            return family
+    raise UnsupportedModel(
+        f"model is a {type(model.model).__name__} ({type(network).__name__}), which ToMA can't merge. "
+        f"It works with {UNetFamily.description} and {FluxFamily.description}."
+    )
+
+
+def patch(model, settings: Settings):
+    """A clone of the ModelPatcher whose sampling runs merge tokens."""
+    from comfy.patcher_extension import CallbacksMP, WrappersMP
+
+    family = family_of(model)(model, settings)
+    model = model.clone()
+    handle = Handle(settings)
+    family.apply(model)
+    model.model_options[KEY] = handle
+    model.remove_wrappers_with_key(WrappersMP.OUTER_SAMPLE, KEY)
+    model.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, KEY, partial(_sample, settings, family, handle))
+    on_copy = getattr(CallbacksMP, "ON_DEEPCLONE_MULTIGPU", None)
+    if on_copy is not None:
+        model.add_callback_with_key(on_copy, KEY, partial(_reseat, family))
+    return model
+
+
+def _reseat(family: Family, original, copy) -> None:
+    family.forget(copy)
+    family.apply(copy)
+
+
+def _sample(settings: Settings, family: Family, handle: Handle, executor: Callable, *args, **kwargs):
+    """Wraps the sampler's outermost call: one run, whose state is in the options of this run only."""
+    from comfy.model_patcher import create_model_options_clone
+    from comfy.patcher_extension import WrappersMP, add_wrapper_with_key
+
+    guider = executor.class_obj
+    before = guider.model_options
+    guider.model_options = create_model_options_clone(before)
+    options = guider.model_options.setdefault("transformer_options", {})
+    run = Run(settings, family)
+    family.install(options)
+    add_wrapper_with_key(WrappersMP.APPLY_MODEL, KEY, run.apply_model, options)
+    finished = False
+    try:
+        out = executor(*args, **kwargs)
+        finished = True
+        return out
+    finally:
+        guider.model_options = before
+        report = run.end(finished, _attention(options))
+        handle.reports.append(report)
+        logging.info(report.sentence())
+
+
+def _attention(options: dict) -> str:
+    """The attention that ComfyUI has selected."""
+    from comfy.ldm.modules.attention import optimized_attention
+
+    name = optimized_attention.__name__.removeprefix("attention_")
+    return f"attention: {name}" + (" (overridden by another node)" if "optimized_attention_override" in options else "")

@@ -1,0 +1,125 @@
+"""The node `ToMA`: a MODEL goes in, a faster MODEL comes out."""
+
+from __future__ import annotations
+
+from comfy_api.latest import io
+
+from ..toma_core.patcher import family_of, patch
+from ..toma_core.settings import BUDGETS, CUSTOM, PRESETS, TILE_SIZES, MergeWhere, resolve
+
+_CUSTOM_ONLY = " Counts with the preset 'custom'."
+
+
+class ToMA(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="ToMA",
+            display_name="ToMA (Token Merging)",
+            category="model/patch",
+            description="Makes SDXL and Flux sample faster by computing alike image tokens together. "
+            "Put it between the model loader and the sampler.",
+            search_aliases=["token merge", "tome", "speed", "faster", "accelerate"],
+            inputs=[
+                io.Model.Input("model", tooltip="The model to make faster: SDXL and its relatives, or Flux."),
+                io.Combo.Input(
+                    "preset",
+                    options=[*PRESETS, CUSTOM],
+                    default="balanced",
+                    tooltip="How much speed for how much likeness. quality: closest to the unmerged picture. "
+                    "balanced: a good default. fast: drafts. paper: the published ToMA settings. "
+                    "custom: the values below.",
+                ),
+                io.Float.Input(
+                    "ratio",
+                    default=0.5,
+                    min=0.0,
+                    max=0.9,
+                    step=0.05,
+                    display_mode=io.NumberDisplay.slider,
+                    tooltip="Share of the image tokens that is merged away: 0.5 computes half of them. More is "
+                    "faster and less faithful; 0 changes nothing and only measures." + _CUSTOM_ONLY,
+                ),
+                io.Combo.Input(
+                    "tile_size",
+                    options=[str(size) for size in TILE_SIZES],
+                    default="8",
+                    tooltip="Tokens are compared within tiles of this many tokens a side. Small tiles are quick "
+                    "and keep structure; 0 compares the whole image and is slow." + _CUSTOM_ONLY,
+                ),
+                io.Int.Input(
+                    "reselect_every",
+                    default=4,
+                    min=1,
+                    max=100,
+                    tooltip="Choose the tokens to keep anew after this many sampler steps." + _CUSTOM_ONLY,
+                ),
+                io.Int.Input(
+                    "reweight_every",
+                    default=4,
+                    min=1,
+                    max=100,
+                    tooltip="Between two choices, work out anew after this many steps which token is merged into "
+                    "which." + _CUSTOM_ONLY,
+                ),
+                io.Float.Input(
+                    "start_percent",
+                    default=0.0,
+                    min=0.0,
+                    max=1.0,
+                    step=0.01,
+                    advanced=True,
+                    tooltip="Merge from this part of the sampler's steps on." + _CUSTOM_ONLY,
+                ),
+                io.Float.Input(
+                    "end_percent",
+                    default=1.0,
+                    min=0.0,
+                    max=1.0,
+                    step=0.01,
+                    advanced=True,
+                    tooltip="Merge up to this part of the sampler's steps; the rest runs unmerged." + _CUSTOM_ONLY,
+                ),
+                io.Combo.Input(
+                    "merge",
+                    options=[where.value for where in MergeWhere],
+                    default=MergeWhere.BLOCK.value,
+                    advanced=True,
+                    tooltip="What runs on merged tokens: the whole transformer block (fastest), each of its layers "
+                    "on its own (as published; on Flux the same as the whole block), or attention only."
+                    + _CUSTOM_ONLY,
+                ),
+                io.Combo.Input(
+                    "budget",
+                    options=list(BUDGETS),
+                    default="equal",
+                    advanced=True,
+                    tooltip="equal: every tile keeps as many tokens. adaptive: tiles with more detail keep more."
+                    + _CUSTOM_ONLY,
+                ),
+                io.Int.Input(
+                    "skip_first_blocks",
+                    default=-1,
+                    min=-1,
+                    max=100,
+                    advanced=True,
+                    tooltip="Leave this many first blocks unmerged. -1: what is best for the model." + _CUSTOM_ONLY,
+                ),
+                io.Boolean.Input(
+                    "carry_detail",
+                    default=True,
+                    optional=True,
+                    advanced=True,
+                    tooltip="A step that chooses tokens runs unmerged and its detail is carried through the merged "
+                    "steps after it: much closer to the unmerged picture. Needs reselect_every above 1 and merge "
+                    "set to whole block." + _CUSTOM_ONLY,
+                ),
+            ],
+            outputs=[io.Model.Output(tooltip="The same model, sampling with merged tokens.")],
+        )
+
+    @classmethod
+    def execute(cls, model: io.Model.Type, preset: str, tile_size: str, **widgets) -> io.NodeOutput:
+        family = family_of(model)
+        settings = resolve(preset, family.name, tile_size=int(tile_size), **widgets)
+        return io.NodeOutput(patch(model, settings))

@@ -1,0 +1,198 @@
+"""One evaluation of the model: what each of its blocks does with its tokens.
+
+A call carries, in the order of its batch, the merges and the remembered detail that its blocks need, so
+that a block only looks them up by name. It knows nothing of ComfyUI.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ..merge import Merge, reselect, weigh
+from ..schedule import Action
+from ..selection import Destinations, keep_count
+from ..settings import Settings
+from ..tiles import Tiles
+
+# Called with the tokens of a block, [B, n, C], and the merge that made them (None: all tokens, which it
+# may then overwrite, as ComfyUI's Flux blocks do).
+RunBlock = Callable[[Tensor, "Merge | None"], Tensor]
+Grid = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a block stands. A span is a row of blocks that are merged alike, one after the other;
+    `share` names the merge they use: None is the one of all blocks with this token grid."""
+
+    span: str
+    share: str | None
+    index: int
+    first: bool
+    last: bool
+
+    def merge_name(self, grid: Grid) -> str:
+        return self.share or f"{grid[0]}x{grid[1]}"
+
+
+@dataclass
+class Kept:
+    """What a batch of `chunks` equal parts keeps from call to call: merges by share name, and per span
+    what its blocks added to every token at the last full step (also merged)."""
+
+    chunks: int
+    selected_at: int
+    weighed_at: int
+    merges: dict[str, Merge] = field(default_factory=dict)
+    destinations: dict[str, Destinations] = field(default_factory=dict)
+    added: dict[str, Tensor] = field(default_factory=dict)
+    added_merged: dict[str, Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def gather(cls, parts: Sequence[tuple[Kept, int]]) -> Kept:
+        """One batch from the chunks (kept, slot) of others. The whole of one batch is that batch itself."""
+        whole = parts[0][0]
+        if len(parts) == whole.chunks and all(p[0] is whole and p[1] == i for i, p in enumerate(parts)):
+            return whole
+        return cls(
+            len(parts),
+            min(kept.selected_at for kept, _ in parts),
+            min(kept.weighed_at for kept, _ in parts),
+            *(_gather(name, parts) for name in ("merges", "destinations", "added", "added_merged")),
+        )
+
+
+def _gather(name: str, parts: Sequence[tuple[Kept, int]]) -> dict:
+    tables = [getattr(kept, name) for kept, _ in parts]
+    both = [key for key in tables[0] if all(key in table for table in tables)]
+    return {key: _cat([_chunk(table[key], *part) for table, part in zip(tables, parts)]) for key in both}
+
+
+def _chunk(value, kept: Kept, slot: int):
+    size = len(value if isinstance(value, Tensor) else value.index if isinstance(value, Destinations) else value.kept)
+    first, last = slot * size // kept.chunks, (slot + 1) * size // kept.chunks
+    return value[first:last] if isinstance(value, Tensor) else value.images(first, last)
+
+
+def _cat(values: list):
+    return torch.cat(values) if isinstance(values[0], Tensor) else type(values[0]).cat(values)
+
+
+class Call:
+    """What the blocks of one evaluation do: `action` comes from the schedule, `kept` from earlier calls."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        action: Action,
+        kept: Kept,
+        step: int = 0,
+        latent: Grid = (0, 0),
+        control: bool = False,
+    ) -> None:
+        self.settings = settings
+        self.action = action
+        self.kept = kept
+        self.step = step
+        self.latent = latent
+        self.control = control
+        self.full = settings.carries and action is Action.RESELECT
+        self.renewed: dict[str, bool] = {}
+        self.tokens: dict[tuple[str, int], tuple[Grid, int, int, int]] = {}
+        self.reasons: list[str] = []
+        self.scratch: dict[str, object] = {}
+
+    def block(self, place: Place, x: Tensor, grid: Grid, run_block: RunBlock) -> Tensor:
+        """x [B, N, C] through one block, merged as the schedule says; may overwrite x."""
+        self.count(place, grid, x, x.shape[1])
+        if self.action is Action.LEAVE:
+            return run_block(x, None)
+        if self.full:
+            return self._full(place, x, grid, run_block)
+        try:
+            merge = self.merge_for(place, x, grid)
+            tokens = merge.merge(x)
+        except torch.cuda.OutOfMemoryError:
+            return self.give_up(x, run_block)
+        return self._merged(place, x, tokens, grid, merge, run_block)
+
+    def count(self, place: Place, grid: Grid, x: Tensor, after: int) -> None:
+        """Notes how many tokens of x [B, N, C] this block works on."""
+        self.tokens[place.span, place.index] = (grid, x.shape[1], after, x.shape[2])
+
+    def give_up(self, x: Tensor, run_block: RunBlock) -> Tensor:
+        """No memory for merging: the rest of this call runs unmerged, and nothing of it is kept."""
+        self.action = Action.LEAVE
+        self.reasons.append("merging ran out of memory")
+        self.full = False
+        return run_block(x, None)
+
+    def merge_for(self, place: Place, x: Tensor, grid: Grid) -> Merge:
+        """The merge of this block, renewed if the schedule says so and this block is the first to ask."""
+        merges, name = self.kept.merges, place.merge_name(grid)
+        if name not in merges or (self.action is not Action.REUSE and name not in self.renewed):
+            self._choose(name, x, grid)
+            self.renewed[name] = True
+        return merges[name]
+
+    def _choose(self, name: str, features: Tensor, grid: Grid) -> Merge:
+        """Select and weigh by features [B, N, C]; a reweight keeps the destinations it has."""
+        kept, tiles = self.kept, Tiles.of(*grid, self.settings.tile_size)
+        split = tiles.split(features)
+        if self.action is Action.REWEIGHT and name in kept.destinations:
+            kept.merges[name] = weigh(split, kept.destinations[name], tiles)
+        else:
+            keep = keep_count(tiles.tokens, self.settings.ratio)
+            kept.destinations[name], kept.merges[name] = reselect(split, keep, tiles, budget=self.settings.budget)
+        return kept.merges[name]
+
+    def _full(self, place: Place, x: Tensor, grid: Grid, run_block: RunBlock) -> Tensor:
+        """An unmerged block of a step that picks: the span's sum of (output - input) is remembered.
+
+        Between blocks only ControlNet adds to the tokens; without it the sum telescopes. Another node may
+        leave out a block: a span whose first block did not run is merged without remembered detail.
+        """
+        added = self.kept.added
+        try:
+            if place.first:
+                added[place.span] = -x
+            elif self.control and place.span in added:
+                added[place.span] -= x
+        except torch.cuda.OutOfMemoryError:
+            return self.give_up(x, run_block)
+        x = run_block(x, None)
+        try:
+            if place.span in added and (place.last or self.control):
+                added[place.span] += x
+            if place.last:
+                self._remember(place, added.get(place.span), x, grid)
+        except torch.cuda.OutOfMemoryError:
+            self.give_up(x, lambda tokens, _: tokens)
+        return x
+
+    def _remember(self, place: Place, added: Tensor | None, x: Tensor, grid: Grid) -> None:
+        merge = self._choose(place.merge_name(grid), x if added is None else added, grid)
+        if added is not None:
+            self.kept.added_merged[place.span] = merge.merge(added)
+
+    def _merged(
+        self, place: Place, x: Tensor, tokens: Tensor, grid: Grid, merge: Merge, run_block: RunBlock
+    ) -> Tensor:
+        """x + U (block(M x) - M x). After a span's last block the change is counted from its full step:
+        x + added + U (block(M x) - M x - M added)."""
+        out = run_block(tokens, merge)
+        try:
+            change = out - tokens
+            base = x
+            if place.last and place.span in self.kept.added_merged:
+                base = x + self.kept.added[place.span]
+                change -= self.kept.added_merged[place.span]
+            out = merge.residual(base, change)
+            self.count(place, grid, x, tokens.shape[1])
+            return out
+        except torch.cuda.OutOfMemoryError:
+            return self.give_up(x, run_block)

@@ -1,0 +1,231 @@
+"""One sampling run: what it keeps from call to call, what it counts, and how it ends.
+
+A run lives from the sampler's start to its end, inside the options of that one run. Nothing of it is
+written on the model, and what it kept goes with it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections import Counter, deque
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from ..schedule import Action, step_of
+from ..settings import Settings
+from .call import Call, Grid, Kept, Place
+
+KEY = "toma"
+_WORDS = {
+    Action.RESELECT: "reselected",
+    Action.REWEIGHT: "reweighted",
+    Action.REUSE: "reused",
+    Action.LEAVE: "left alone",
+}
+
+
+class Family(ABC):
+    """What a run has to know of a model's architecture."""
+
+    name: str
+    description: str
+    places: list[Place]
+
+    @staticmethod
+    @abstractmethod
+    def matches(network) -> bool:
+        """Whether a model's network is of this family."""
+
+    def apply(self, model) -> None:
+        """Puts on a patcher (a clone) what has to be there before a run, if anything."""
+
+    def forget(self, model) -> None:
+        """Takes that off a patcher that was copied for another device."""
+
+    @abstractmethod
+    def install(self, options: dict) -> None:
+        """Put the seams into the transformer_options of one run."""
+
+    @abstractmethod
+    def why_not(self, x: Tensor, options: dict, inputs: dict) -> str | None:
+        """Why this call (latent x [B, C, H, W]) can't be merged, or None."""
+
+    @abstractmethod
+    def label(self, place: Place, grid: Grid) -> str:
+        """The group under which a block's tokens are reported."""
+
+    @abstractmethod
+    def block_flops(self, place: Place, before: int, after: int, channels: int, text: int) -> float:
+        """FLOPs of one block for one picture whose `before` tokens are merged to `after`."""
+
+
+@dataclass
+class Report:
+    """What a run did, for the log and for other nodes: counted, not taken from the settings."""
+
+    family: str
+    settings: Settings
+    blocks: int
+    steps: int = 0
+    actions: list[str] = field(default_factory=list)
+    blocks_merged: int = 0
+    tokens: dict[str, tuple[int, int]] = field(default_factory=dict)
+    unmerged_because: list[str] = field(default_factory=list)
+    attention: str = ""
+    seconds: float = 0.0
+    calls: int = 0
+    flops_full: float = 0.0
+    flops_run: float = 0.0
+    finished: bool = False
+
+    @property
+    def seconds_per_step(self) -> float:
+        return self.seconds / max(1, self.steps)
+
+    @property
+    def flops_saved(self) -> float:
+        """Share of the transformer blocks' FLOPs that was not computed."""
+        return 1.0 - self.flops_run / self.flops_full if self.flops_full else 0.0
+
+    def sentence(self) -> str:
+        """The run in one line."""
+        count = Counter(self.actions)
+        steps = ", ".join(f"{count[a.name]} {word}" for a, word in _WORDS.items() if count[a.name])
+        tokens = ", ".join(f"{name} {n} -> {k}" for name, (n, k) in self.tokens.items()) or "not merged"
+        line = (
+            f"ToMA: {self.family}, {self.blocks_merged} of {self.blocks} blocks merged, tokens {tokens}; "
+            f"{self.steps} steps ({steps or 'none run'}), {self.seconds_per_step:.3g} s a step, "
+            f"{self.flops_saved:.0%} of the blocks' FLOPs saved, {self.attention}"
+        )
+        if not self.finished:
+            line += "; ended early"
+        return line + "".join(f"; left unmerged because {reason}" for reason in self.unmerged_because)
+
+
+class Handle:
+    """What a patched MODEL carries for other nodes: its settings and the reports of its last runs."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.reports: deque[Report] = deque(maxlen=4)
+
+
+class Run:
+    """The state of one sampling run. The chunks of a batch (cond, uncond, ...) are kept apart by key."""
+
+    def __init__(self, settings: Settings, family: Family) -> None:
+        self.settings = settings
+        self.family = family
+        self.report = Report(family.name, settings, blocks=len(family.places))
+        self.places = {(p.span, p.index): p for p in family.places}
+        self.table: list[Action] = []
+        self.sigmas: list[float] = []
+        self.kept: dict[Hashable, tuple[Kept, int]] = {}
+        self.passes: dict[Hashable, tuple[float, int]] = {}
+        self.actions: dict[int, str] = {}
+        self.merged_blocks: set[tuple[str, int]] = set()
+        self.started: float | None = None
+
+    def apply_model(
+        self, executor, x, t, c_concat=None, c_crossattn=None, control=None, transformer_options=None, **inputs
+    ):
+        """Wraps BaseModel.apply_model: prepares the call, runs the model, keeps what was renewed."""
+        self.started = self.started or time.perf_counter()
+        options = dict(transformer_options or {})
+        why_not = self._begin(options) or self.family.why_not(x, options, inputs)
+        if why_not:
+            self.because(why_not)
+            keys, call = [], Call(self.settings, Action.LEAVE, Kept(0, 0, 0))
+        else:
+            # The one place where the host waits for the device: which step this is has to be known here.
+            sigma = float(options["sigmas"].flatten()[0])
+            keys = self._keys(x, sigma, options)
+            call = self._call(keys, step_of(sigma, self.sigmas), latent=tuple(x.shape[-2:]), control=control is not None)
+        options[KEY] = call
+        out = executor(x, t, c_concat, c_crossattn, control, options, **inputs)
+        self._keep(call, keys)
+        self._count(call, x.shape[0], c_crossattn.shape[1] if c_crossattn is not None else 0)
+        return out
+
+    def _begin(self, options: dict) -> str | None:
+        if options.get("sample_sigmas") is None or options.get("sigmas") is None:
+            return "the model was called outside of a sampler's schedule"
+        if not self.table:
+            self.sigmas = options["sample_sigmas"].tolist()
+            self.table = self.settings.schedule.table(max(1, len(self.sigmas) - 1))
+            self.report.steps = len(self.table)
+        return None
+
+    def _keys(self, x: Tensor, sigma: float, options: dict) -> list[Hashable]:
+        """One key a chunk of the batch.
+
+        Guidance nodes (PAG, SLG) evaluate a prompt a second time at one sigma, with blocks changed: that
+        pass is told from the first, so that neither takes what belongs to the other.
+        """
+        uuids = options.get("uuids") or [None]
+        window = options.get("context_window")
+        frames = tuple(window.index_list) if window is not None else None
+        keys = []
+        for uuid in uuids:
+            chunk = (uuid, x.shape[0] // len(uuids), *x.shape[1:], x.dtype, x.device, frames)
+            last_sigma, passes = self.passes.get(chunk, (None, 0))
+            passes = passes + 1 if last_sigma == sigma else 0
+            self.passes[chunk] = (sigma, passes)
+            keys.append((*chunk, passes))
+        return keys
+
+    def _call(self, keys: Sequence[Hashable], step: int, **about) -> Call:
+        """What the schedule says, except that a chunk which missed its turn (another node skipped the
+        step, or its prompt starts later) takes it now."""
+        if self.table[step] is Action.LEAVE or self.settings.ratio == 0:
+            return Call(self.settings, Action.LEAVE, Kept(0, 0, 0), step, **about)
+        turns = [s for s in range(step + 1) if self.table[s] in (Action.RESELECT, Action.REWEIGHT)]
+        select_turn = max(s for s in turns if self.table[s] is Action.RESELECT)
+        parts = [self.kept[k] for k in keys if k in self.kept]
+        kept = Kept.gather(parts) if len(parts) == len(keys) else None
+        if kept is None or kept.selected_at < select_turn:
+            return Call(self.settings, Action.RESELECT, Kept(len(keys), step, step), step, **about)
+        if kept.weighed_at < turns[-1]:
+            renewed = Kept(kept.chunks, kept.selected_at, step, dict(kept.merges), dict(kept.destinations))
+            return Call(self.settings, Action.REWEIGHT, renewed, step, **about)
+        return Call(self.settings, Action.REUSE, kept, step, **about)
+
+    def _keep(self, call: Call, keys: Sequence[Hashable]) -> None:
+        if call.action is not Action.LEAVE:
+            self.kept.update({key: (call.kept, slot) for slot, key in enumerate(keys)})
+        for reason in call.reasons:
+            self.because(reason)
+
+    def because(self, reason: str) -> None:
+        """Something was left unmerged: said once in the log, and in the report."""
+        if reason not in self.report.unmerged_because:
+            self.report.unmerged_because.append(reason)
+            logging.warning("ToMA: not merged here because %s", reason)
+
+    def _count(self, call: Call, batch: int, text: int) -> None:
+        report = self.report
+        report.calls += 1
+        self.actions.setdefault(call.step, call.action.name)
+        for where, (grid, before, after, channels) in call.tokens.items():
+            place = self.places[where]
+            report.flops_full += batch * self.family.block_flops(place, before, before, channels, text)
+            report.flops_run += batch * self.family.block_flops(place, before, after, channels, text)
+            if after < before:
+                self.merged_blocks.add(where)
+                report.tokens[self.family.label(place, grid)] = (before, after)
+
+    def end(self, finished: bool, attention: str) -> Report:
+        """Drops all that was kept and gives the account of the run."""
+        report = self.report
+        report.seconds = time.perf_counter() - self.started if self.started else 0.0
+        report.actions = [self.actions[s] for s in sorted(self.actions)]
+        report.blocks_merged = len(self.merged_blocks)
+        report.attention = attention
+        report.finished = finished
+        self.kept.clear()
+        self.passes.clear()
+        return report
