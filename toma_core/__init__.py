@@ -1,0 +1,1 @@
+"""ToMA in plain torch: tiles, selection, merge, schedule. Knows nothing of ComfyUI."""

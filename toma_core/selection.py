@@ -1,0 +1,165 @@
+"""Facility location: which tokens stay. They are called destinations.
+
+In each tile the set D of destinations shall maximise f(D) = sum_i max_{j in D} s_ij, where s_ij is the
+cosine similarity of tokens i and j: every token shall find a destination that resembles it. f is monotone
+and submodular, so taking the token with the largest gain again and again reaches at least 1 - 1/e of the
+best value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from .tiles import Tiles
+
+SELF = 2.0  # the similarity of a token to itself, see `similarity`
+CHANNELS = 512  # of the features held in fp32 at a time
+
+
+@dataclass(frozen=True)
+class Destinations:
+    """The kept tokens of each image: B images, T tiles, s slots a tile, K rows in all.
+
+    Where each tile fills its slots, row k is slot k, and `used`, `rows` and `slots` are None.
+    """
+
+    index: Tensor  # [B, T, s] token of the tile in each slot
+    keep: int  # K
+    used: Tensor | None = None  # bool [B, T, s]
+    rows: Tensor | None = None  # [B, K] slot (of T * s) of each row
+    slots: Tensor | None = None  # [B, T, s] row of each slot; of an unused slot, a row of its tile
+
+    def images(self, first: int, last: int) -> Destinations:
+        """The destinations of images first to last - 1 of the batch."""
+        return _rebatched([self], lambda tensors: tensors[0][first:last])
+
+    @staticmethod
+    def cat(parts: Sequence[Destinations]) -> Destinations:
+        """One batch of several, which have the same tiles and number of rows."""
+        return _rebatched(parts, torch.cat)
+
+
+def _rebatched(parts: Sequence[Destinations], how: Callable[[list[Tensor]], Tensor]) -> Destinations:
+    tensors = {f.name: [getattr(part, f.name) for part in parts] for f in fields(Destinations)}
+    return replace(parts[0], **{k: how(v) for k, v in tensors.items() if isinstance(v[0], Tensor)})
+
+
+def keep_count(tokens: int, ratio: float) -> int:
+    """How many of the tokens of an image stay when the share `ratio` is merged away."""
+    return max(1, round((1 - ratio) * tokens))
+
+
+def similarity(features: Tensor, tiles: Tiles) -> Tensor:
+    """Cosine similarities inside each tile, fp32: [B, T, n, C] -> [B, T, n, n].
+
+    The diagonal is 2 instead of 1, more than any other token can reach. Each free token's gain then has 1
+    on top, so a token is never picked twice, and a destination always represents itself. Zero tokens count
+    as equal to one another. Padding resembles nothing (-4), and nothing is gained by resembling it.
+    """
+    b, t, n, c = features.shape
+    x = features.reshape(b * t, n, c)
+    gram = x.new_zeros((b * t, n, n), dtype=torch.float32)
+    for chunk in x.split(CHANNELS, dim=-1):
+        chunk = chunk.float()
+        gram.baddbmm_(chunk, chunk.mT)
+    gram += 1e-20
+    scale = gram.diagonal(dim1=1, dim2=2).rsqrt()
+    gram *= scale.unsqueeze(1)
+    gram *= scale.unsqueeze(2)
+    gram.diagonal(dim1=1, dim2=2).fill_(SELF)
+    gram = gram.unflatten(0, (b, t))
+    real = tiles.real_on(features.device)
+    if real is not None:
+        gram = gram.masked_fill_(~real.unsqueeze(1), 0.0).masked_fill_(~real.unsqueeze(2), -4.0)
+    return gram
+
+
+def select(
+    features: Tensor, keep: int, tiles: Tiles, budget: str = "equal", similar: Tensor | None = None
+) -> Destinations:
+    """Pick `keep` destinations of each image, at least one a tile, by features [B, T, n, C].
+
+    budget "equal" gives each tile the same number; "adaptive" keeps the largest gains over all tiles of
+    the image, which is exact greedy for the image up to twice the equal share in any tile.
+    `similar` is `similarity(features, tiles)` if there is one already.
+    """
+    keep = min(max(keep, tiles.count), tiles.tokens)
+    similar = similarity(features, tiles) if similar is None else similar
+    batch = len(similar)
+    if budget == "adaptive" and tiles.count > 1:
+        slots = min(tiles.size, 2 * -(-keep // tiles.count))
+        index, gains = greedy(similar, slots)
+        return _packed(index, largest(gains, keep), keep)
+    if budget not in ("equal", "adaptive"):
+        raise ValueError(f"unknown budget {budget!r}")
+    shares = _shares(tiles, keep)
+    index, _ = greedy(similar, max(shares))
+    if min(shares) == max(shares):
+        return Destinations(index, keep)
+    used = _first(shares, similar.device).expand(batch, -1, -1)
+    return _packed(index, used, keep)
+
+
+def greedy(similar: Tensor, picks: int) -> tuple[Tensor, Tensor]:
+    """The greedy order of each tile: similar [B, T, n, n] -> tokens [B, T, picks], gains [B, T, picks]."""
+    b, t, n, _ = similar.shape
+    best = similar.flatten(0, 1).clone()  # [BT, n, n]: per candidate, every token's best if it were picked
+    value, token = best.sum(-1).max(-1, keepdim=True)
+    values, tokens = [value], [token]
+    for _ in range(picks - 1):
+        so_far = best.gather(1, token.unsqueeze(-1).expand(-1, 1, n))
+        torch.maximum(best, so_far, out=best)
+        value, token = best.sum(-1).max(-1, keepdim=True)
+        values.append(value)
+        tokens.append(token)
+    values, tokens = torch.cat(values, -1), torch.cat(tokens, -1)
+    gains = values.diff(dim=-1, prepend=torch.zeros_like(values[:, :1]))
+    return tokens.unflatten(0, (b, t)), gains.unflatten(0, (b, t))
+
+
+def largest(gains: Tensor, keep: int) -> Tensor:
+    """Which `keep` gains of each image to take: the first of each tile, then the largest. [B, T, s] -> bool.
+
+    A radix search for the last gain that is taken, in place of a sort: non-negative floats are ordered as
+    their bits are. Of gains that equal it, the foremost are taken.
+    """
+    b, t, s = gains.shape
+    first = torch.arange(s, device=gains.device) == 0
+    bits = gains.clamp_min(0.0).masked_fill(first, torch.inf).flatten(1).view(torch.int32)  # [B, Ts]
+    digits = torch.arange(256, device=gains.device, dtype=torch.int32)
+    bound = bits.new_zeros((b, 1))
+    for place in (24, 16, 8, 0):
+        tries = bound + (digits[: 128 if place == 24 else 256] << place)  # [B, 256]
+        enough = (bits.unsqueeze(1) >= tries.unsqueeze(2)).sum(-1) >= keep
+        bound = bound + ((enough.sum(-1, keepdim=True) - 1) << place).int()
+    above, equal = bits > bound, bits == bound
+    missing = keep - above.sum(-1, keepdim=True)
+    return (above | (equal & (equal.cumsum(-1) <= missing))).view(b, t, s)
+
+
+def _packed(index: Tensor, used: Tensor, keep: int) -> Destinations:
+    filled = used.flatten(1).cumsum(-1)  # [B, Ts]
+    wanted = torch.arange(1, keep + 1, device=used.device).expand(len(used), -1).contiguous()
+    rows = torch.searchsorted(filled, wanted)
+    return Destinations(index, keep, used, rows, (filled - 1).view_as(used))
+
+
+@lru_cache(maxsize=1024)
+def _shares(tiles: Tiles, keep: int) -> tuple[int, ...]:
+    """Destinations of each tile: one, and the rest spread evenly over what the tiles hold beyond one."""
+    count, tokens = tiles.count, tiles.tokens
+    if keep % count == 0:
+        return (keep // count,) * count
+    ends = [t + (t * tokens // count - t) * (keep - count) // (tokens - count) for t in range(count + 1)]
+    return tuple(b - a for a, b in pairwise(ends))
+
+
+@lru_cache(maxsize=1024)
+def _first(shares: tuple[int, ...], device: torch.device) -> Tensor:
+    return torch.arange(max(shares), device=device) < torch.tensor(shares, device=device)[:, None]
