@@ -124,6 +124,7 @@ def own_environment() -> dict[str, str]:
     env["PYTHONPYCACHEPREFIX"] = str(DEV / "pycache")
     env["HYPOTHESIS_STORAGE_DIRECTORY"] = str(DEV / "hypothesis")
     env["RUFF_CACHE_DIR"] = str(DEV / "ruff")
+    env["PYTEST_DEBUG_TEMPROOT"] = str(DEV / "tmp")
     env["PYTHONUTF8"] = "1"
     env["PIP_DISABLE_PIP_VERSION_CHECK"] = "1"
     return env
@@ -197,6 +198,7 @@ def prepare(options: argparse.Namespace) -> Environment:
         python = virtual_environment()
         requirements, pinned = split_requirements(tree)
         install_requirements(python, requirements)
+        (DEV / "tmp").mkdir(exist_ok=True)
         return Environment(tree, python, pins_overlay(python, pinned))
 
 
@@ -380,7 +382,11 @@ def test(options: argparse.Namespace, rest: list[str]) -> int:
 
 def run_pytest(environment: Environment, rest: list[str]) -> int:
     named = [part for part in rest if not part.startswith("-") and Path(part.partition("::")[0]).exists()]
-    return environment.run(["-m", "pytest", *rest, *([] if named else [TESTS])])
+    # Tests work on tiny tensors: a second thread only waits, and on a busy machine it waits long.
+    threads = os.environ.get("OMP_NUM_THREADS", "1")
+    # The checkout is a package, but the tests are no part of it: pytest is not to import it on its own.
+    command = ["-m", "pytest", f"--confcutdir={TESTS}", *rest, *([] if named else [TESTS])]
+    return environment.run(command, OMP_NUM_THREADS=threads)
 
 
 def test_every_release(options: argparse.Namespace, rest: list[str]) -> int:

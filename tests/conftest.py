@@ -2,9 +2,15 @@
 
 import os
 import shutil
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+
+# `python -m pytest` puts the working directory first: the pack's `nodes` would hide ComfyUI's.
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != ROOT]
 
 NO_CHROMIUM = "Chromium was not found: install it (or set CHROMIUM to its path) and run the tests again."
 CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
