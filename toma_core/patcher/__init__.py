@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from ..settings import Settings
-from .run import KEY, Family, Handle, Run
+from .run import KEY, Family, Handle, Listener, Run
 
 
 class UnsupportedModel(ValueError):
@@ -29,8 +29,10 @@ def family_of(model) -> type[Family]:
     )
 
 
-def patch(model, settings: Settings):
-    """A clone of the ModelPatcher whose sampling runs merge tokens."""
+def patch(model, settings: Settings, record: bool = False, listener: Listener | None = None):
+    """A clone of the ModelPatcher whose sampling runs merge tokens.
+
+    With `record` the reports of its runs hold every pick; a `listener` is told of them as they are made."""
     from comfy.patcher_extension import CallbacksMP, WrappersMP
 
     family = family_of(model)(model, settings)
@@ -39,7 +41,7 @@ def patch(model, settings: Settings):
     family.apply(model)
     model.model_options[KEY] = handle
     model.remove_wrappers_with_key(WrappersMP.OUTER_SAMPLE, KEY)
-    model.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, KEY, partial(_sample, settings, family, handle))
+    model.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, KEY, partial(_sample, partial(Run, settings, family, record, listener), handle))
     on_copy = getattr(CallbacksMP, "ON_DEEPCLONE_MULTIGPU", None)
     if on_copy is not None:
         model.add_callback_with_key(on_copy, KEY, partial(_reseat, family))
@@ -51,7 +53,7 @@ def _reseat(family: Family, original, copy) -> None:
     family.apply(copy)
 
 
-def _sample(settings: Settings, family: Family, handle: Handle, executor: Callable, *args, **kwargs):
+def _sample(new_run: Callable[[], Run], handle: Handle, executor: Callable, *args, **kwargs):
     """Wraps the sampler's outermost call: one run, whose state is in the options of this run only."""
     from comfy.model_patcher import create_model_options_clone
     from comfy.patcher_extension import WrappersMP, add_wrapper_with_key
@@ -60,8 +62,8 @@ def _sample(settings: Settings, family: Family, handle: Handle, executor: Callab
     before = guider.model_options
     guider.model_options = create_model_options_clone(before)
     options = guider.model_options.setdefault("transformer_options", {})
-    run = Run(settings, family)
-    family.install(options)
+    run = new_run()
+    run.family.install(options)
     add_wrapper_with_key(WrappersMP.APPLY_MODEL, KEY, run.apply_model, options)
     finished = False
     try:

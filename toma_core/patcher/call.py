@@ -93,6 +93,7 @@ class Call:
         step: int = 0,
         latent: Grid = (0, 0),
         control: bool = False,
+        record: bool = False,
     ) -> None:
         self.settings = settings
         self.action = action
@@ -100,9 +101,11 @@ class Call:
         self.step = step
         self.latent = latent
         self.control = control
+        self.record = record
         self.full = settings.carries and action is Action.RESELECT
         self.renewed: dict[str, bool] = {}
         self.tokens: dict[tuple[str, int], tuple[Grid, int, int, int]] = {}
+        self.chosen: dict[str, tuple[Place, Grid, Merge]] = {}
         self.reasons: list[str] = []
         self.scratch: dict[str, object] = {}
 
@@ -135,12 +138,13 @@ class Call:
         """The merge of this block, renewed if the schedule says so and this block is the first to ask."""
         merges, name = self.kept.merges, place.merge_name(grid)
         if name not in merges or (self.action is not Action.REUSE and name not in self.renewed):
-            self._choose(name, x, grid)
+            self._choose(place, x, grid)
             self.renewed[name] = True
         return merges[name]
 
-    def _choose(self, name: str, features: Tensor, grid: Grid) -> Merge:
+    def _choose(self, place: Place, features: Tensor, grid: Grid) -> Merge:
         """Select and weigh by features [B, N, C]; a reweight keeps the destinations it has."""
+        name = place.merge_name(grid)
         kept, tiles = self.kept, Tiles.of(*grid, self.settings.tile_size)
         split = tiles.split(features)
         if self.action is Action.REWEIGHT and name in kept.destinations:
@@ -148,6 +152,8 @@ class Call:
         else:
             keep = keep_count(tiles.tokens, self.settings.ratio)
             kept.destinations[name], kept.merges[name] = reselect(split, keep, tiles, budget=self.settings.budget)
+        if self.record:
+            self.chosen[name] = (place, grid, kept.merges[name])
         return kept.merges[name]
 
     def _full(self, place: Place, x: Tensor, grid: Grid, run_block: RunBlock) -> Tensor:
@@ -175,7 +181,7 @@ class Call:
         return x
 
     def _remember(self, place: Place, added: Tensor | None, x: Tensor, grid: Grid) -> None:
-        merge = self._choose(place.merge_name(grid), x if added is None else added, grid)
+        merge = self._choose(place, x if added is None else added, grid)
         if added is not None:
             self.kept.added_merged[place.span] = merge.merge(added)
 

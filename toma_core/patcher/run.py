@@ -10,7 +10,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections import Counter, deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -20,6 +20,8 @@ from ..settings import Settings
 from .call import Call, Grid, Kept, Place
 
 KEY = "toma"
+# Told of each pick of the prompt as it is made, on the sampler's thread: has to return at once.
+Listener = Callable[["Pick"], None]
 _WORDS = {
     Action.RESELECT: "reselected",
     Action.REWEIGHT: "reweighted",
@@ -64,6 +66,21 @@ class Family(ABC):
 
 
 @dataclass
+class Pick:
+    """Which tokens of one group of blocks stayed at one step, for each of the B pictures of the prompt."""
+
+    step: int
+    group: str
+    grid: Grid
+    kept: Tensor  # [B, K] the kept tokens
+    assignment: Tensor  # [B, N] for each token, which of the K it went to
+    sizes: Tensor  # [B, K] how many tokens each stands for
+
+    def cpu(self) -> Pick:
+        return Pick(self.step, self.group, self.grid, self.kept.cpu(), self.assignment.cpu(), self.sizes.cpu())
+
+
+@dataclass
 class Report:
     """What a run did, for the log and for other nodes: counted, not taken from the settings."""
 
@@ -81,6 +98,7 @@ class Report:
     flops_full: float = 0.0
     flops_run: float = 0.0
     finished: bool = False
+    picks: list[Pick] = field(default_factory=list)
 
     @property
     def seconds_per_step(self) -> float:
@@ -117,9 +135,13 @@ class Handle:
 class Run:
     """The state of one sampling run. The chunks of a batch (cond, uncond, ...) are kept apart by key."""
 
-    def __init__(self, settings: Settings, family: Family) -> None:
+    def __init__(
+        self, settings: Settings, family: Family, record: bool = False, listener: Listener | None = None
+    ) -> None:
         self.settings = settings
         self.family = family
+        self.record = record
+        self.listener = listener
         self.report = Report(family.name, settings, blocks=len(family.places))
         self.places = {(p.span, p.index): p for p in family.places}
         self.table: list[Action] = []
@@ -144,10 +166,12 @@ class Run:
             # The one place where the host waits for the device: which step this is has to be known here.
             sigma = float(options["sigmas"].flatten()[0])
             keys = self._keys(x, sigma, options)
-            call = self._call(keys, step_of(sigma, self.sigmas), latent=tuple(x.shape[-2:]), control=control is not None)
+            about = {"latent": tuple(x.shape[-2:]), "control": control is not None}
+            call = self._call(keys, step_of(sigma, self.sigmas), record=self.record or bool(self.listener), **about)
         options[KEY] = call
         out = executor(x, t, c_concat, c_crossattn, control, options, **inputs)
         self._keep(call, keys)
+        self._note_picks(call, options.get("cond_or_uncond") or [0])
         self._count(call, x.shape[0], c_crossattn.shape[1] if c_crossattn is not None else 0)
         return out
 
@@ -200,6 +224,24 @@ class Run:
         for reason in call.reasons:
             self.because(reason)
 
+    def _note_picks(self, call: Call, sides: list[int]) -> None:
+        """Picks of the prompt itself, not of the negative one; of blocks alike, those of the first."""
+        slot = sides.index(0) if 0 in sides else None
+        if slot is None or not call.chosen:
+            return
+        seen = {(pick.step, pick.group) for pick in self.report.picks}
+        for place, grid, merge in call.chosen.values():
+            group, size = self.family.label(place, grid), len(merge.kept) // len(sides)
+            if (call.step, group) in seen:
+                continue
+            seen.add((call.step, group))
+            mine = merge.images(slot * size, (slot + 1) * size)
+            pick = Pick(call.step, group, grid, mine.kept, mine.assignment(), mine.sizes)
+            if self.record:
+                self.report.picks.append(pick)
+            if self.listener:
+                self.listener(pick)
+
     def because(self, reason: str) -> None:
         """Something was left unmerged: said once in the log, and in the report."""
         if reason not in self.report.unmerged_because:
@@ -226,6 +268,7 @@ class Run:
         report.blocks_merged = len(self.merged_blocks)
         report.attention = attention
         report.finished = finished
+        report.picks = [pick.cpu() for pick in report.picks]
         self.kept.clear()
         self.passes.clear()
         return report
