@@ -17,6 +17,7 @@ import argparse
 import contextlib
 import hashlib
 import importlib.metadata
+import json
 import os
 import re
 import shutil
@@ -341,6 +342,7 @@ def pins_overlay(python: Path, pinned: list[str]) -> Path:
         parts = template_parts(part)
         if parts:
             call("workflow templates", [*install, *parts], "templates")
+            keep_only_what_is_there(part)
     return overlay
 
 
@@ -348,9 +350,21 @@ def template_parts(overlay: Path) -> list[str]:
     """The index and the workflows of the templates, without their hundreds of megabytes of pictures."""
     for package in importlib.metadata.distributions(path=[str(overlay)]):
         if package.metadata["Name"].replace("_", "-") == "comfyui-workflow-templates":
-            needed = {line.partition(";")[0].strip() for line in package.requires or []}
-            return sorted(line for line in needed if re.search(r"templates-(core|json)\b", line))
+            needed = sorted({line.partition(";")[0].strip() for line in package.requires or []})
+            index = [line for line in needed if "-templates-json" in line]
+            index = index or [line for line in needed if "-templates-media-other" in line]  # before 0.27
+            return [line for line in needed if "-templates-core" in line] + index
     return []
+
+
+def keep_only_what_is_there(overlay: Path) -> None:
+    """ComfyUI serves no template at all when one that is listed is missing: take the pictures off the list."""
+    there = {path.name for path in overlay.glob("comfyui_workflow_templates_*/templates/*")}
+    for manifest in overlay.glob("comfyui_workflow_templates_core/manifest.json"):
+        listed = json.loads(manifest.read_text(encoding="utf-8"))
+        for template in listed["templates"]:
+            template["assets"] = [asset for asset in template["assets"] if asset["filename"] in there]
+        manifest.write_text(json.dumps(listed), encoding="utf-8")
 
 
 def ensure_chromium() -> None:
