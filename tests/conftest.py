@@ -63,7 +63,12 @@ def console() -> list[str]:
 def page(browser, server, console):
     """The front end of `server`, ready to use. One page for all tests: leave no dialog open."""
     page = browser.new_page(viewport={"width": 1600, "height": 1000})
-    page.on("console", lambda message: message.type in ("error", "warning") and console.append(message.text))
+
+    def listen(message):
+        if message.type in ("error", "warning"):
+            console.append(f"{message.text} ({message.location['url']})")
+
+    page.on("console", listen)
     page.on("pageerror", lambda error: console.append(str(error)))
     page.goto(server.url)
     page.wait_for_function(READY, timeout=60_000)

@@ -1,5 +1,6 @@
 """A real ComfyUI server in a process of its own, and a small client for it."""
 
+import importlib.metadata
 import json
 import os
 import shutil
@@ -21,14 +22,16 @@ ROOT = Path(__file__).resolve().parents[2]
 DEMO_PACK = ROOT / "tests" / "demo_pack"
 PACK_NAME = "ComfyUI-ToMA"
 
-# A first start shows a tutorial and restores the last workflow: both would stand before a browser test.
-USER_FILES = {
-    "comfy.settings.json": json.dumps(
-        {"Comfy.TutorialCompleted": True, "Comfy.InstalledVersion": "1.0.0", "Comfy.Workflow.Persist": False}
-    ),
-    "comfy.templates.json": "[]",
-    "user.css": "",
-}
+
+
+def user_files() -> dict[str, str]:
+    """A first start shows a tutorial and restores the last workflow: both would stand before a browser test."""
+    settings = {
+        "Comfy.TutorialCompleted": True,
+        "Comfy.InstalledVersion": importlib.metadata.version("comfyui-frontend-package"),
+        "Comfy.Workflow.Persist": False,
+    }
+    return {"comfy.settings.json": json.dumps(settings), "comfy.templates.json": "[]", "user.css": ""}
 
 
 class PromptError(Exception):
@@ -152,7 +155,7 @@ class ComfyServer:
     def start(self, timeout: float = 180) -> None:
         for folder in ("custom_nodes", "input", "output", "temp", "models", "user/default"):
             (self.base / folder).mkdir(parents=True, exist_ok=True)
-        for name, text in USER_FILES.items():
+        for name, text in user_files().items():
             (self.base / "user" / "default" / name).write_text(text)
         for name, pack in self.packs.items():
             link(pack, self.base / "custom_nodes" / name)
