@@ -48,7 +48,8 @@ DEFAULT_RELEASE = "0.30.0"
 
 TORCH = ["torch==2.13.0"]
 TORCH_COMPANIONS = ["torchvision==0.28.0", "torchaudio==2.11.0"]
-TOOLS = ["numpy", "Pillow", "pytest>=8.2", "hypothesis", "playwright", "ruff", "comfy-cli", "websocket-client"]
+TOOLS = ["numpy", "Pillow", "pytest>=8.2", "hypothesis", "playwright", "ruff", "comfy-cli"]
+TOOLS += ["websocket-client"]
 # What comfyui-manager needs beside ComfyUI's own requirements; it is installed without dependencies.
 TOOLS += ["GitPython", "PyGithub", "toml", "uv", "chardet"]
 
@@ -138,11 +139,10 @@ def call(what: str, command: list, log_name: str) -> None:
     started = time.monotonic()
     print(f"  {what} ...", end="", flush=True)
     with open(log, "wb") as out:
-        code = subprocess.run(
-            [str(part) for part in command], stdout=out, stderr=subprocess.STDOUT, env=own_environment(), cwd=DEV
-        ).returncode
-    say(f" {time.monotonic() - started:.0f} s" if code == 0 else " failed")
-    if code:
+        command = [str(part) for part in command]
+        step = subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, env=own_environment(), cwd=DEV)
+    say(f" {time.monotonic() - started:.0f} s" if step.returncode == 0 else " failed")
+    if step.returncode:
         text = log.read_text(encoding="utf-8", errors="replace")
         say("\n".join(text.splitlines()[-12:]))
         raise Stop(advice(what, text, log))
@@ -151,9 +151,9 @@ def call(what: str, command: list, log_name: str) -> None:
 def advice(what: str, text: str, log: Path) -> str:
     if "No space left on device" in text or "[Errno 28]" in text or "not enough space" in text:
         return f"The disk is full ({what}): free {DISK_NEEDED // GIGABYTE} GB and run the same command again."
-    unreachable = ("No matching distribution", "Could not find a version", "NewConnectionError", "ConnectionError",
-                   "Max retries exceeded", "Temporary failure", "Could not fetch URL", "ReadTimeout")
-    if any(sign in text for sign in unreachable):
+    if re.search(
+        "No matching distribution|not find a version|Connection|Max retries|Temporary failure|Timeout", text
+    ):
         return (
             f"The package registry did not deliver ({what}): check the network and `pip config list`, "
             "then run the same command again."
@@ -188,8 +188,8 @@ class Environment:
 
 
 def prepare(options: argparse.Namespace) -> Environment:
-    if sys.version_info < (3, 10):
-        raise Stop(f"Python 3.10 or newer is needed, this is {sys.version.split()[0]}: run dev.py with a newer one.")
+    if sys.version_info < (3, 10):  # noqa: UP036 - whoever starts it with an older one should read why
+        raise Stop(f"Python 3.10 or newer is needed and this is {sys.version.split()[0]}: use a newer one.")
     with lock():
         if options.comfyui_path:
             tree = Path(options.comfyui_path).expanduser().resolve()
@@ -203,22 +203,25 @@ def prepare(options: argparse.Namespace) -> Environment:
         return Environment(tree, python, pins_overlay(python, pinned))
 
 
-def check_tree(tree: Path, version: str | None) -> str:
+def check_tree(tree: Path, version: str | None) -> None:
     """What calls itself ComfyUI must have its main.py and the version that was asked for."""
     found = None
     with contextlib.suppress(OSError):
-        match = re.search(r'__version__ = "([^"]+)"', (tree / "comfyui_version.py").read_text(encoding="utf-8"))
-        found = match and match[1]
+        text = (tree / "comfyui_version.py").read_text(encoding="utf-8")
+        found = re.search(r'__version__ = "([^"]+)"', text)
     if not found or not (tree / "main.py").is_file() or not (tree / "requirements.txt").is_file():
-        raise Stop(f"{tree} is not a ComfyUI checkout (main.py, comfyui_version.py): pass another --comfyui-path.")
-    if version and found != version:
-        raise Stop(f"{tree} holds ComfyUI {found} and not {version}: delete that folder and run the command again.")
-    return found
+        raise Stop(f"{tree} is not a ComfyUI tree (main.py, comfyui_version.py): delete it or name another.")
+    if version and found[1] != version:
+        raise Stop(
+            f"{tree} holds ComfyUI {found[1]}, not {version}: delete it and run the same command again."
+        )
 
 
 def comfyui_tree(version: str) -> Path:
     if version not in RELEASES:
-        raise Stop(f"ComfyUI {version} cannot be had here: choose one of {', '.join(RELEASES)}, or --comfyui-path.")
+        raise Stop(
+            f"There is no ComfyUI {version} to download: choose {', '.join(RELEASES)} or --comfyui-path."
+        )
     tree = DEV / f"comfyui-{version}"
     if tree.is_dir():
         check_tree(tree, version)
@@ -255,7 +258,7 @@ def virtual_environment() -> Path:
     if (venv / "ready").is_file() and not (venv / "unfinished").exists() and runs(python):
         return python
     if shutil.disk_usage(DEV).free < DISK_NEEDED:
-        raise Stop(f"Too little disk for the environment: free {DISK_NEEDED // GIGABYTE} GB and run this again.")
+        raise Stop(f"The disk is full: free {DISK_NEEDED // GIGABYTE} GB and run the same command again.")
     say(f"Preparing {venv.relative_to(ROOT)} (once)")
     shutil.rmtree(venv, ignore_errors=True)
     call("Python environment", [sys.executable, "-m", "venv", venv], "venv")
@@ -282,7 +285,8 @@ TORCHVISION_MEND = """
 # Added by dev.py: the compiled part does not fit this build of torch.
 if not _has_ops():
     for _name in ("nms", "qnms"):
-        torch.library.define(f"torchvision::{_name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        _schema = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+        torch.library.define(f"torchvision::{_name}", _schema)
 """
 
 
@@ -310,8 +314,9 @@ def requirement_lines(file: Path) -> list[str]:
 
 def split_requirements(tree: Path) -> tuple[list[str], list[str]]:
     """ComfyUI's own packages change with every release; the rest is shared by all of them."""
-    lines = requirement_lines(tree / "requirements.txt") + requirement_lines(tree / "manager_requirements.txt")
-    lines = [line for line in lines if re.match(r"[A-Za-z0-9_.-]+", line)[0] not in ("torch", "torchvision", "torchaudio")]
+    lines = requirement_lines(tree / "requirements.txt")
+    lines += requirement_lines(tree / "manager_requirements.txt")
+    lines = [line for line in lines if not re.match(r"torch(vision|audio)?\b", line)]
     own = [line for line in lines if line.startswith("comfy")]
     return [line for line in lines if line not in own], own
 
@@ -358,7 +363,7 @@ def template_parts(overlay: Path) -> list[str]:
 
 
 def keep_only_what_is_there(overlay: Path) -> None:
-    """ComfyUI serves no template at all when one that is listed is missing: take the pictures off the list."""
+    """ComfyUI serves no template at all when a listed one is missing: take the pictures off the list."""
     there = {path.name for path in overlay.glob("comfyui_workflow_templates_*/templates/*")}
     for manifest in overlay.glob("comfyui_workflow_templates_core/manifest.json"):
         listed = json.loads(manifest.read_text(encoding="utf-8"))
@@ -377,7 +382,8 @@ def ensure_chromium() -> None:
         os.environ["DEBIAN_FRONTEND"] = "noninteractive"
         try:
             call("list of Debian packages", ["apt-get", "update"], "apt-update")
-            call("Chromium", ["apt-get", "install", "-y", "--no-install-recommends", "chromium"], "apt-chromium")
+            install = ["apt-get", "install", "-y", "--no-install-recommends", "chromium"]
+            call("Chromium", install, "apt-chromium")
         except Stop as stop:
             say(f"{stop}\nThe browser tests are not run.")
 
@@ -417,7 +423,7 @@ def test_every_release(options: argparse.Namespace, rest: list[str]) -> int:
         if not report.is_file():
             say(f"{version:<10}  did not start (exit code {code})")
             continue
-        suite = next(ElementTree.parse(report).iter("testsuite"))  # noqa: S314 - written by pytest just now
+        suite = next(ElementTree.parse(report).iter("testsuite"))
         count = {name: int(suite.get(name)) for name in ("tests", "failures", "errors", "skipped")}
         failed = count["failures"] + count["errors"]
         passed = count["tests"] - failed - count["skipped"]
@@ -440,7 +446,9 @@ def port_argument(options: argparse.Namespace) -> list[str]:
 def bench(options: argparse.Namespace, rest: list[str]) -> int:
     there = sorted(path.stem for path in (TESTS / "bench").glob("*.py") if not path.stem.startswith("_"))
     if options.name not in there:
-        raise Stop(f"Name a benchmark, `python dev.py bench NAME`: {', '.join(there) or 'there is none yet'}.")
+        raise Stop(
+            f"Name a benchmark, `python dev.py bench NAME`: {', '.join(there) or 'there is none yet'}."
+        )
     return prepare(options).run([TESTS / "bench" / f"{options.name}.py", *rest])
 
 
@@ -462,13 +470,17 @@ def command_line() -> argparse.ArgumentParser:
     which.add_argument("--comfyui", metavar="VERSION", default=DEFAULT_RELEASE, help=", ".join(RELEASES))
     which.add_argument("--comfyui-path", metavar="DIR", help="an existing checkout; nothing is written there")
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in (test, demo, serve, bench, run, setup):
         sub = commands.add_parser(command.__name__, parents=[common], allow_abbrev=False)
         sub.set_defaults(call=command)
         if command is test:
-            sub.add_argument("--all-comfyui", action="store_true", help="every release, and a table at the end")
+            sub.add_argument(
+                "--all-comfyui", action="store_true", help="every release, and a table at the end"
+            )
         if command in (demo, serve):
             sub.add_argument("--port", type=int, default=0)
         if command is bench:

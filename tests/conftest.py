@@ -14,7 +14,13 @@ sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != ROOT]
 
 NO_CHROMIUM = "Chromium was not found: install it (or set CHROMIUM to its path) and run the tests again."
 CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-CHROMIUM_FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
+CHROMIUM_FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+]
 CHROMIUM_FLAGS += ["--disable-component-update", "--disable-sync"]
 READY = "() => window.app?.extensionManager?.spinner === false"
 

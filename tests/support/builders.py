@@ -12,7 +12,7 @@ SD15_CONTEXT = 64
 
 
 def fill(shapes: dict[str, tuple[int, ...]], seed: int) -> dict[str, torch.Tensor]:
-    """Weights that keep activations near 1 and leave nothing zero: each layer must have a say in the output."""
+    """Weights that keep activations near 1 and leave nothing zero: each layer has a say in the output."""
     generator = torch.Generator().manual_seed(seed)
     filled = {}
     for name, shape in shapes.items():
@@ -42,14 +42,15 @@ def tiny_flux_file(
     import safetensors.torch
 
     model = comfy.ldm.flux.model.Flux(
-        in_channels=16, out_channels=16, vec_in_dim=pooled, context_in_dim=context, hidden_size=hidden, mlp_ratio=4.0,
-        num_heads=hidden // 128, depth=depth, depth_single_blocks=depth_single, axes_dim=[16, 56, 56], theta=10000,
-        patch_size=2, qkv_bias=True, guidance_embed=guidance, txt_ids_dims=[],
+        in_channels=16, out_channels=16, vec_in_dim=pooled, context_in_dim=context, hidden_size=hidden,
+        mlp_ratio=4.0, num_heads=hidden // 128, depth=depth, depth_single_blocks=depth_single,
+        axes_dim=[16, 56, 56], theta=10000, patch_size=2, qkv_bias=True, guidance_embed=guidance, txt_ids_dims=[],
         dtype=torch.float32, device="meta", operations=comfy.ops.disable_weight_init,
     )  # fmt: skip
     # Published checkpoints say `scale` where newer releases of ComfyUI say `weight`.
     shapes = {
-        name.replace("_norm.weight", "_norm.scale"): tuple(weight.shape) for name, weight in model.state_dict().items()
+        name.replace("_norm.weight", "_norm.scale"): tuple(weight.shape)
+        for name, weight in model.state_dict().items()
     }
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -60,6 +61,7 @@ def tiny_flux_file(
 def tiny_flux(path: Path, **options):
     """The same, loaded through ComfyUI's own UNETLoader: a ModelPatcher. `path` is the file to write."""
     import folder_paths
+
     import nodes
 
     path = tiny_flux_file(path, **options)
@@ -116,7 +118,9 @@ def tiny_unet(family: type, channels: int, config: dict, seed: int):
     model_config.unet_config.update(num_heads=-1, num_head_channels=channels)
     model = model_config.get_model({}, device=torch.device("cpu"))
     unet = model.diffusion_model
-    unet.load_state_dict(fill({name: tuple(weight.shape) for name, weight in unet.state_dict().items()}, seed))
+    unet.load_state_dict(
+        fill({name: tuple(weight.shape) for name, weight in unet.state_dict().items()}, seed)
+    )
     return comfy.model_patcher.ModelPatcher(model, torch.device("cpu"), torch.device("cpu"))
 
 
@@ -124,7 +128,9 @@ def conditioning(model, seed: int = 1, batch: int = 1, tokens: int = TEXT_TOKENS
     """CONDITIONING, as a text encoder of the right width would give it; `extra` joins its dictionary."""
     config = model.model.model_config.unet_config
     generator = torch.Generator().manual_seed(seed)
-    text = torch.randn(batch, tokens, config.get("context_in_dim") or config["context_dim"], generator=generator)
+    text = torch.randn(
+        batch, tokens, config.get("context_in_dim") or config["context_dim"], generator=generator
+    )
     pooled_width = config.get("vec_in_dim") or (config.get("adm_in_channels") or 6 * 256) - 6 * 256
     pooled = {"pooled_output": torch.randn(batch, pooled_width, generator=generator)} if pooled_width else {}
     return [[text, {**pooled, **extra}]]
@@ -150,6 +156,7 @@ def sample(
     positive: list | None = None,
     negative: list | None = None,
     latent: torch.Tensor | None = None,
+    noise_mask: torch.Tensor | None = None,
     callback=None,
 ) -> torch.Tensor:
     """One run of ComfyUI's own sampling, as KSampler does it. Returns the latent.
@@ -165,5 +172,5 @@ def sample(
     return comfy.sample.sample(
         model, noise, steps, cfg, sampler, scheduler,
         positive or conditioning(model, 1), negative or conditioning(model, 2),
-        latent, denoise=denoise, callback=callback, disable_pbar=True, seed=seed,
+        latent, denoise=denoise, noise_mask=noise_mask, callback=callback, disable_pbar=True, seed=seed,
     )  # fmt: skip

@@ -20,8 +20,9 @@ def import_comfyui(base: Path, *arguments: str) -> None:
     sys.argv = ["main.py", "--cpu", "--use-pytorch-cross-attention", "--base-directory", str(base)]
     sys.argv += ["--database-url", "sqlite:///:memory:", *arguments]
     try:
-        import comfy.cli_args  # noqa: F401 - reads sys.argv
+        import comfy.cli_args
     finally:
         sys.argv = given
     import folder_paths  # noqa: F401
+
     import nodes  # noqa: F401

@@ -23,9 +23,8 @@ DEMO_PACK = ROOT / "tests" / "demo_pack"
 PACK_NAME = "ComfyUI-ToMA"
 
 
-
 def user_files() -> dict[str, str]:
-    """A first start shows a tutorial and restores the last workflow: both would stand before a browser test."""
+    """A first start shows a tutorial, a later one the last workflow: both would stand before the tests."""
     settings = {
         "Comfy.TutorialCompleted": True,
         "Comfy.InstalledVersion": importlib.metadata.version("comfyui-frontend-package"),
@@ -134,7 +133,9 @@ class Job:
 class ComfyServer:
     """Use as a context manager. `packs` maps a folder name under custom_nodes to the pack linked there."""
 
-    def __init__(self, base: Path, packs: dict[str, Path] | None = None, port: int = 0, arguments: tuple = ()):
+    def __init__(
+        self, base: Path, packs: dict[str, Path] | None = None, port: int = 0, arguments: tuple = ()
+    ):
         self.base = Path(base)
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
@@ -160,7 +161,13 @@ class ComfyServer:
         for name, pack in self.packs.items():
             link(pack, self.base / "custom_nodes" / name)
         command = [sys.executable, os.path.join(os.environ["COMFYUI_PATH"], "main.py"), "--cpu"]
-        command += ["--use-pytorch-cross-attention", "--port", str(self.port), "--base-directory", str(self.base)]
+        command += [
+            "--use-pytorch-cross-attention",
+            "--port",
+            str(self.port),
+            "--base-directory",
+            str(self.base),
+        ]
         command += ["--database-url", "sqlite:///:memory:", "--disable-auto-launch", "--disable-api-nodes"]
         with open(self.log_file, "wb") as log:
             self.process = subprocess.Popen(
@@ -201,7 +208,9 @@ class ComfyServer:
 
     def post(self, path: str, body: dict | None = None):
         data = json.dumps(body or {}).encode()
-        return self._answer(urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"}))
+        return self._answer(
+            urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})
+        )
 
     def _answer(self, request: urllib.request.Request):
         with urllib.request.urlopen(request, timeout=60) as answer:
