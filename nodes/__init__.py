@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from comfy_api.latest import ComfyExtension, io
 
+from .live import add_route
 from .toma import ToMA
 
 
 class ToMAExtension(ComfyExtension):
+    async def on_load(self) -> None:
+        add_route()
+
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         return [ToMA]

@@ -1,0 +1,60 @@
+// Small tools for DOM widgets that have to work in both node renderers.
+
+/** An element with properties, attributes in `data`, and children; text only ever as text. */
+export function make(tag, properties = {}, ...children) {
+  const element = Object.assign(document.createElement(tag), properties);
+  element.append(...children);
+  return element;
+}
+
+const style = make("link", { rel: "stylesheet", href: new URL("./toma.css", import.meta.url).href });
+document.head.append(style);
+
+/** Adds `element` to a node as a widget that is stored neither in the prompt nor in the workflow. */
+export function addElement(node, name, element, minHeight, maxHeight) {
+  // The canvas listens on the document: arrow keys and Delete in here are not for it.
+  element.addEventListener("keydown", (event) => event.stopPropagation());
+  element.addEventListener("pointerdown", (event) => event.stopPropagation());
+  const widget = node.addDOMWidget(name, name, element, {
+    serialize: false,
+    hideOnZoom: false,
+    margin: 8,
+    getMinHeight: minHeight,
+    getMaxHeight: maxHeight,
+  });
+  widget.serialize = false;
+  return widget;
+}
+
+/** Calls `after` with the arguments of `object[name]`, each time after it ran. */
+export function chain(object, name, after) {
+  const before = object[name];
+  object[name] = function (...args) {
+    const result = before?.apply(this, args);
+    after.apply(this, args);
+    return result;
+  };
+}
+
+/** Keeps a canvas as large as its box, in device pixels, and redraws it. */
+export function fitCanvas(canvas, draw) {
+  const fit = () => {
+    const scale = Math.max(1, window.devicePixelRatio || 1);
+    const width = Math.round(canvas.clientWidth * scale), height = Math.round(canvas.clientHeight * scale);
+    if (!width || !height) return;
+    if (canvas.width !== width) canvas.width = width;
+    if (canvas.height !== height) canvas.height = height;
+    draw();
+  };
+  new ResizeObserver(fit).observe(canvas);
+  return fit;
+}
+
+export const widgetOf = (node, name) => node.widgets?.find((widget) => widget.name === name);
+
+/** Grows a node, in the classic renderer, to what its widgets need. */
+export function growToFit(node) {
+  const needed = node.computeSize();
+  if (node.size[1] < needed[1]) node.setSize([node.size[0], needed[1]]);
+  node.setDirtyCanvas?.(true, true);
+}

@@ -1,0 +1,80 @@
+// The picks of the running sampler, on the ToMA node that makes them.
+import { app } from "../../scripts/app.js";
+import { api } from "../../scripts/api.js";
+import { fitCanvas, make } from "./dom.js";
+import { drawKept } from "./picks.js";
+import { say } from "./text.js";
+
+export const SETTING = "ToMA.LivePicks";
+const views = new WeakMap();
+let latent = null;
+
+const wanted = () => app.extensionManager.setting.get(SETTING) !== false;
+
+/** Tells the server whether this page wants to see picks: it makes none for a page that does not. */
+export async function tellServer() {
+  if (!api.clientId) return;
+  const body = JSON.stringify({ client_id: api.clientId, on: wanted() });
+  await api.fetchApi("/toma/live", { method: "POST", body, headers: { "Content-Type": "application/json" } });
+}
+
+export function watchPicks() {
+  tellServer();
+  api.addEventListener("status", () => tellOnce());
+  api.addEventListener("execution_start", () => (latent = null));
+  api.addEventListener("b_preview_with_metadata", ({ detail }) => keepLatent(detail.blob));
+  api.addEventListener("b_preview", ({ detail }) => keepLatent(detail));
+  api.addEventListener("toma.picks", ({ detail }) => wanted() && receive(detail));
+}
+
+let told = null;
+function tellOnce() {
+  if (told === api.clientId) return;
+  told = api.clientId;
+  tellServer();
+}
+
+async function keepLatent(blob) {
+  latent = await createImageBitmap(blob).catch(() => null);
+}
+
+/** Only the newest pick is drawn: what came while the page was busy is dropped. */
+function receive(pick) {
+  const node = nodeOf(String(pick.node));
+  if (!node?.tomaStrip) return;
+  const view = views.get(node) ?? newView(node);
+  const waiting = view.pick !== view.drawn;
+  view.pick = pick;
+  if (!waiting) requestAnimationFrame(() => view.draw());
+}
+
+/** The node of an execution id: "7", or "5:7" inside subgraph node 5. */
+function nodeOf(id) {
+  let graph = app.rootGraph ?? app.graph, node = null;
+  for (const part of id.split(":")) {
+    node = graph?.getNodeById(part) ?? graph?.getNodeById(Number(part));
+    graph = node?.subgraph;
+  }
+  return node;
+}
+
+function newView(node) {
+  const canvas = make("canvas"), caption = make("div", { className: "toma-caption" });
+  const root = make("div", { className: "toma-live" }, make("div", { className: "toma-stage" }, canvas), caption);
+  const view = {
+    pick: null,
+    drawn: null,
+    draw() {
+      view.drawn = view.pick;
+      if (!canvas.clientWidth) return;
+      drawKept(canvas, latent, view.pick);
+      const [rows, columns] = view.pick.grid;
+      const fields = { s: view.pick.step + 1, group: view.pick.group, k: view.pick.kept.length, total: rows * columns };
+      caption.textContent = say("live", fields);
+    },
+  };
+  views.set(node, view);
+  fitCanvas(canvas, () => view.pick && view.draw());
+  node.tomaStrip.show(root);
+  return view;
+}

@@ -1,0 +1,31 @@
+// ComfyUI-ToMA in the page: what the nodes show. Each part is in a file of its own.
+import { app } from "../../scripts/app.js";
+import { SETTING, tellServer, watchPicks } from "./live.js";
+import { addPreview } from "./preview.js";
+import { addStrip } from "./strip.js";
+
+let presets = null;
+
+app.registerExtension({
+  name: "ToMA",
+  settings: [
+    {
+      id: SETTING,
+      category: ["ToMA", "Live", "LivePicks"],
+      name: "Show the kept tokens on the ToMA node while sampling",
+      tooltip: "At most four pictures a second. Off: the server computes nothing for it.",
+      type: "boolean",
+      defaultValue: true,
+      onChange: () => tellServer(),
+    },
+  ],
+  setup: watchPicks,
+  beforeRegisterNodeDef(_, nodeData) {
+    // The table of toma_core/settings.py travels with the node's definition.
+    if (nodeData.name === "ToMA") presets = nodeData.input.required.preset[1].presets;
+  },
+  nodeCreated(node) {
+    if (node.comfyClass === "ToMA" && presets) node.tomaStrip = addStrip(node, presets);
+    if (node.comfyClass === "ToMAPreview") addPreview(node);
+  },
+});
