@@ -1,4 +1,5 @@
 """Captions such as "fox on blue" as conditioning: no tokenizer, no weights, nothing to download."""
+
 from __future__ import annotations
 
 import hashlib
@@ -7,6 +8,7 @@ import math
 import torch
 from torch import Tensor
 
+# fmt: off
 # Word -> code points of the emoji that the demo models were trained on.
 SUBJECTS: dict[str, str] = {
     "apple": "1f34e", "tangerine": "1f34a", "lemon": "1f34b", "banana": "1f34c",
@@ -28,9 +30,11 @@ SUBJECTS: dict[str, str] = {
 }
 
 COLOURS: dict[str, tuple[int, int, int]] = {
-    "white": (240, 240, 240), "black": (35, 35, 40), "red": (200, 60, 60), "blue": (60, 95, 200),
-    "green": (60, 150, 85), "yellow": (240, 205, 75), "purple": (125, 75, 175), "teal": (70, 180, 185),
+    "white": (240, 240, 240), "black": (35, 35, 40), "red": (200, 60, 60),
+    "blue": (60, 95, 200), "green": (60, 150, 85), "yellow": (240, 205, 75),
+    "purple": (125, 75, 175), "teal": (70, 180, 185),
 }
+# fmt: on
 
 VECTORS_PER_WORD = 4
 WORDS = 3
@@ -60,11 +64,12 @@ def parse(caption: str) -> tuple[str, str] | None:
         return None
     subjects = [word for word in words if word in SUBJECTS]
     colours = [word for word in words if word in COLOURS]
-    unknown = [word for word in words if word not in SUBJECTS and word not in COLOURS and word not in ("a", "an", "on")]
+    unknown = [word for word in words if word not in (*SUBJECTS, *COLOURS, "a", "an", "on")]
     if unknown or len(subjects) != 1 or len(colours) != 1:
         wrong = f"unknown: {', '.join(unknown)}" if unknown else "it needs one subject and one colour"
         raise ValueError(
-            f'The demo models cannot draw "{caption}" ({wrong}). Write "<subject> on <colour>", such as "fox on blue". '
+            f'The demo models cannot draw "{caption}" ({wrong}). '
+            'Write "<subject> on <colour>", such as "fox on blue". '
             f"Subjects: {', '.join(sorted(SUBJECTS))}. Colours: {', '.join(COLOURS)}."
         )
     return subjects[0], colours[0]
@@ -79,8 +84,13 @@ def encode(caption: str, pixels: float, tokens: float) -> tuple[Tensor, Tensor]:
     size = _size_vector(pixels, tokens)
     pair = parse(caption)
     if pair is None:
-        return torch.zeros(WORDS * VECTORS_PER_WORD, CONTEXT_DIM), torch.cat([torch.zeros(SUBJECT_DIM + COLOUR_DIM), size])
+        nothing = torch.zeros(SUBJECT_DIM + COLOUR_DIM)
+        return torch.zeros(WORDS * VECTORS_PER_WORD, CONTEXT_DIM), torch.cat([nothing, size])
     subject, colour = pair
-    words = [_signs(f"{word}/{i}", CONTEXT_DIM) for word in (subject, "on", colour) for i in range(VECTORS_PER_WORD)]
+    words = [
+        _signs(f"{word}/{i}", CONTEXT_DIM)
+        for word in (subject, "on", colour)
+        for i in range(VECTORS_PER_WORD)
+    ]
     pooled = torch.cat([_signs(subject, SUBJECT_DIM), _signs(colour, COLOUR_DIM), size])
     return torch.stack(words), pooled

@@ -1,4 +1,5 @@
 """The demo models' "VAE": pictures to latents of half the side and back, without loss."""
+
 from __future__ import annotations
 
 import torch.nn.functional as F
@@ -20,7 +21,10 @@ def to_image(latent: Tensor) -> Tensor:
 
 
 class Codec:
-    """Stands in for a VAE in VAEDecode and VAEEncode. Images [B, H, W, 3] in 0..1, latents as the model's format has them."""
+    """Stands in for a VAE in VAEDecode and VAEEncode.
+
+    Images [B, H, W, 3] in 0..1; latents as the model's latent format has them.
+    """
 
     def __init__(self, latent_format) -> None:
         self.latent_format = latent_format

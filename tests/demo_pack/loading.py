@@ -1,4 +1,8 @@
-"""The demo models in ComfyUI's own wrapping. Benchmarks use these functions in process; nodes.py offers them on the canvas."""
+"""The demo models in ComfyUI's own wrapping.
+
+Benchmarks use these functions in process; nodes.py offers them on the canvas.
+"""
+
 from __future__ import annotations
 
 import math
@@ -59,7 +63,9 @@ def load_demo_unet(path: Path = UNET_FILE) -> ModelPatcher:
     config = DemoUNetConfig(UNET_CONFIG)
     config.set_inference_dtype(dtype, manage.unet_manual_cast(dtype, device, supported))
     model = DemoUNet(config, comfy.model_base.ModelType.FLOW)
-    patcher = comfy.model_patcher.CoreModelPatcher(model, load_device=device, offload_device=manage.unet_offload_device())
+    patcher = comfy.model_patcher.CoreModelPatcher(
+        model, load_device=device, offload_device=manage.unet_offload_device()
+    )
     model.load_model_weights(weights, "", assign=patcher.is_dynamic())
     return patcher
 

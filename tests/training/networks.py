@@ -1,4 +1,5 @@
-"""ComfyUI's Flux and UNet, made trainable: weights initialised, nothing changed in place that autograd needs."""
+"""ComfyUI's Flux and UNet, made trainable: initialised, and nothing changed in place that autograd needs."""
+
 from __future__ import annotations
 
 import os
@@ -10,7 +11,9 @@ from torch import Tensor, nn
 sys.path.insert(0, os.environ["COMFYUI_PATH"])
 for _operator in ("nms", "qnms"):  # a torchvision without its compiled part still imports once these exist
     try:
-        torch.library.define(f"torchvision::{_operator}", "(Tensor dets, Tensor scores, float threshold) -> Tensor")
+        torch.library.define(
+            f"torchvision::{_operator}", "(Tensor dets, Tensor scores, float threshold) -> Tensor"
+        )
     except RuntimeError:
         pass
 
@@ -22,7 +25,6 @@ args.use_pytorch_cross_attention = True
 import comfy.ldm.flux.model  # noqa: E402
 import comfy.ldm.modules.diffusionmodules.openaimodel as openaimodel  # noqa: E402
 import comfy.model_management  # noqa: E402
-
 from demo_pack.models import FLUX_CONFIG, UNET_CONFIG  # noqa: E402
 
 comfy.model_management.in_training = True

@@ -1,8 +1,9 @@
 """Can the demo models' pictures be told apart? python tests/training/retrieval.py flux|unet [--size 128]
 
-Draws captions with ComfyUI's sampler and asks which of the 64 subjects, over the caption's colour, each picture is
-nearest to by LPIPS. Writes the pictures as a sheet, drawn above, wanted below.
+Draws captions with ComfyUI's sampler and asks which of the 64 subjects, over the caption's colour, each
+picture is nearest to by LPIPS. Writes the pictures as a sheet, drawn above, wanted below.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -17,18 +18,19 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import networks  # noqa: E402, F401  sets ComfyUI up
-
-import comfy.model_management  # noqa: E402
-import comfy.sample  # noqa: E402
-from data import Emoji  # noqa: E402
-from lpips import LPIPS  # noqa: E402
-
-from demo_pack import loading  # noqa: E402
+import comfy.model_management
+import comfy.sample
+import networks  # noqa: F401  sets ComfyUI up
+from data import Emoji
+from demo_pack import loading
+from lpips import LPIPS
 
 comfy.model_management.in_training = False
 WORKING = Path(__file__).resolve().parents[2] / ".dev" / "training"
-LOADERS = {"flux": (loading.load_demo_flux, loading.FLUX_FILE), "unet": (loading.load_demo_unet, loading.UNET_FILE)}
+LOADERS = {
+    "flux": (loading.load_demo_flux, loading.FLUX_FILE),
+    "unet": (loading.load_demo_unet, loading.UNET_FILE),
+}
 
 
 def draw(model, captions: list[str], size: int, steps: int, cfg: float, seed: int) -> Tensor:
@@ -38,8 +40,19 @@ def draw(model, captions: list[str], size: int, steps: int, cfg: float, seed: in
         latent = comfy.sample.fix_empty_latent_channels(model, loading.empty_latent(size, size)["samples"])
         noise = comfy.sample.prepare_noise(latent, seed + offset)
         positive, negative = loading.encode_prompt(caption, size, size), loading.encode_prompt("", size, size)
-        drawn = comfy.sample.sample(model, noise, steps, cfg, "euler", "simple", positive, negative, latent,
-                                    seed=seed + offset, disable_pbar=True)
+        drawn = comfy.sample.sample(
+            model,
+            noise,
+            steps,
+            cfg,
+            "euler",
+            "simple",
+            positive,
+            negative,
+            latent,
+            seed=seed + offset,
+            disable_pbar=True,
+        )
         pictures.append(codec.decode(drawn))
     return torch.cat(pictures).movedim(-1, 1) * 2 - 1
 
@@ -59,7 +72,9 @@ def sheet(drawn: Tensor, wanted: Tensor, path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("kind", choices=list(LOADERS))
     parser.add_argument("--weights", type=Path)
     parser.add_argument("--count", type=int, default=10)
@@ -80,15 +95,30 @@ def main() -> None:
     subjects = picks.sample(data.subjects, options.count)
     colours = [picks.choice(data.colours) for _ in subjects]
     names = [f"{subject} on {colour}" for subject, colour in zip(subjects, colours)]
-    drawn = draw(load(options.weights or default), names, options.size, options.steps, options.cfg, options.seed)
+    drawn = draw(
+        load(options.weights or default), names, options.size, options.steps, options.cfg, options.seed
+    )
     found = [retrieve(data, metric, picture, colour) for picture, colour in zip(drawn, colours)]
     ranks = [order.index(subject) + 1 for order, subject in zip(found, subjects)]
     for name, order, rank in zip(names, found, ranks):
         print(f"{name:24} nearest {order[0]:12} rank {rank}")
     right = sum(rank == 1 for rank in ranks)
-    print(json.dumps({"model": options.kind, "size": options.size, "right": right, "of": len(ranks), "mean_rank": sum(ranks) / len(ranks)}))
-    wanted = data.compose(torch.tensor([data.subjects.index(s) for s in subjects]),
-                          torch.tensor([data.colours.index(c) for c in colours]), options.size)
+    print(
+        json.dumps(
+            {
+                "model": options.kind,
+                "size": options.size,
+                "right": right,
+                "of": len(ranks),
+                "mean_rank": sum(ranks) / len(ranks),
+            }
+        )
+    )
+    wanted = data.compose(
+        torch.tensor([data.subjects.index(s) for s in subjects]),
+        torch.tensor([data.colours.index(c) for c in colours]),
+        options.size,
+    )
     sheet(drawn, wanted, options.sheet or options.folder / f"retrieval-{options.kind}-{options.size}.png")
 
 

@@ -1,7 +1,9 @@
 """Trains a demo model: python tests/training/train.py flux|unet --minutes 120 [--init weights.safetensors].
 
-Resumes by itself from the last checkpoint in the working folder. Writes log.csv, sheets of samples and checkpoints.
+Resumes by itself from the last checkpoint in the working folder. Writes log.csv, sheets of samples and
+checkpoints.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -21,11 +23,10 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import networks  # noqa: E402
-from data import Emoji  # noqa: E402
-from muon import Muon  # noqa: E402
-
-from demo_pack import captions, codec  # noqa: E402
+import networks
+from data import Emoji
+from demo_pack import captions, codec
+from muon import Muon
 
 DROP_CAPTION = 0.1
 WORKING = Path(__file__).resolve().parents[2] / ".dev" / "training"
@@ -35,9 +36,10 @@ WORKING = Path(__file__).resolve().parents[2] / ".dev" / "training"
 class View:
     """What a batch shows: pictures of `pixels` a side, positions running over a grid of `span` tokens a side.
 
-    `window` "all" shows every token; "stride" every n-th of a picture, "crop" a square of it: so a transformer sees
-    large pictures at the price of small ones. `tokens` is the side of what is shown.
+    `window` "all" shows every token; "stride" every n-th of a picture, "crop" a square of it: so a
+    transformer sees large pictures at the price of small ones. `tokens` is the side of what is shown.
     """
+
     pixels: int
     span: int
     tokens: int
@@ -46,13 +48,22 @@ class View:
 
 
 FLUX_VIEWS = {
-    "32": View(32, 32, 8, 32), "32-wide": View(32, 64, 8, 32),
-    "64": View(64, 32, 16, 12), "64-wide": View(64, 64, 16, 12),
-    "128-stride": View(128, 32, 16, 12, "stride"), "128-crop": View(128, 32, 16, 12, "crop"), "128": View(128, 32, 32, 4),
-    "256-stride": View(256, 64, 16, 12, "stride"), "256-crop": View(256, 64, 16, 12, "crop"), "256": View(256, 64, 64, 1),
+    "32": View(32, 32, 8, 32),
+    "32-wide": View(32, 64, 8, 32),
+    "64": View(64, 32, 16, 12),
+    "64-wide": View(64, 64, 16, 12),
+    "128-stride": View(128, 32, 16, 12, "stride"),
+    "128-crop": View(128, 32, 16, 12, "crop"),
+    "128": View(128, 32, 32, 4),
+    "256-stride": View(256, 64, 16, 12, "stride"),
+    "256-crop": View(256, 64, 16, 12, "crop"),
+    "256": View(256, 64, 64, 1),
 }
 UNET_VIEWS = {
-    "32": View(32, 8, 8, 32), "64": View(64, 16, 16, 12), "128": View(128, 32, 32, 4), "256": View(256, 64, 64, 1),
+    "32": View(32, 8, 8, 32),
+    "64": View(64, 16, 16, 12),
+    "128": View(128, 32, 32, 4),
+    "256": View(256, 64, 64, 1),
 }
 # (share of the training time at which the phase ends, how often each view comes)
 FLUX_PHASES = [
@@ -64,14 +75,14 @@ FLUX_PHASES = [
 ]
 UNET_PHASES = [
     (0.10, {"32": 1}),
-    (0.50, {"32": 1, "64": 5}),
-    (0.85, {"64": 1, "128": 5}),
-    (1.00, {"128": 4, "256": 1}),
+    (0.40, {"64": 6, "128": 1}),
+    (0.70, {"64": 1, "128": 4}),
+    (1.00, {"128": 3, "256": 1}),
 ]
 
 
 def sample_times(batch: int, pixels: int) -> Tensor:
-    """Noise levels [B] in 0..1: logit-normal, one from each B-th of it, moved towards noise for large pictures."""
+    """Noise levels [B] in 0..1: logit-normal, one from each B-th of it, noisier for large pictures."""
     quantiles = (torch.randperm(batch) + torch.rand(batch)) / batch
     times = torch.special.ndtri(quantiles.clamp(1e-4, 1 - 1e-4)).sigmoid()
     shift = (pixels / 32) ** 0.7
@@ -118,7 +129,9 @@ class FluxTask:
         pick = (rows[:, None] * grid + columns[None]).flatten()
         return tokens[:, pick], ids.view(1, -1, 3).expand(len(x), -1, -1)
 
-    def loss(self, noisy: Tensor, velocity: Tensor, times: Tensor, text: Tensor, pooled: Tensor, view: View) -> Tensor:
+    def loss(
+        self, noisy: Tensor, velocity: Tensor, times: Tensor, text: Tensor, pooled: Tensor, view: View
+    ) -> Tensor:
         tokens, ids = self.show(torch.cat([noisy, velocity], 1).unflatten(1, (2, -1)).flatten(0, 1), view)
         tokens, ids = tokens.unflatten(0, (-1, 2)), ids[: len(noisy)]
         # Compiling takes minutes and saves a fifth: worth it for the shapes that most of the time goes to.
@@ -126,9 +139,17 @@ class FluxTask:
         out = forward(tokens[:, 0], ids, text, torch.zeros(len(text), text.shape[1], 3), times, pooled)
         return ((out - tokens[:, 1]).square() * self.weight).mean() / self.weight.mean()
 
-    def velocity(self, network: nn.Module, x: Tensor, times: Tensor, text: Tensor, pooled: Tensor, view: View) -> Tensor:
-        scale = {"rope_options": {"scale_x": view.span / view.tokens, "scale_y": view.span / view.tokens,
-                                  "shift_x": (view.span / view.tokens - 1) / 2, "shift_y": (view.span / view.tokens - 1) / 2}}
+    def velocity(
+        self, network: nn.Module, x: Tensor, times: Tensor, text: Tensor, pooled: Tensor, view: View
+    ) -> Tensor:
+        scale = {
+            "rope_options": {
+                "scale_x": view.span / view.tokens,
+                "scale_y": view.span / view.tokens,
+                "shift_x": (view.span / view.tokens - 1) / 2,
+                "shift_y": (view.span / view.tokens - 1) / 2,
+            }
+        }
         return network(x, times, text, y=pooled, transformer_options=scale)
 
     @staticmethod
@@ -142,16 +163,22 @@ class UNetTask:
     def __init__(self) -> None:
         self.network = networks.unet()
 
-    def loss(self, noisy: Tensor, velocity: Tensor, times: Tensor, text: Tensor, pooled: Tensor, view: View) -> Tensor:
+    def loss(
+        self, noisy: Tensor, velocity: Tensor, times: Tensor, text: Tensor, pooled: Tensor, view: View
+    ) -> Tensor:
         return (self.network(noisy, times * 1000, text, y=pooled) - velocity).square().mean()
 
-    def velocity(self, network: nn.Module, x: Tensor, times: Tensor, text: Tensor, pooled: Tensor, view: View) -> Tensor:
+    def velocity(
+        self, network: nn.Module, x: Tensor, times: Tensor, text: Tensor, pooled: Tensor, view: View
+    ) -> Tensor:
         return network(x, times * 1000, text, y=pooled)
 
     @staticmethod
     def is_matrix(name: str, param: Tensor) -> bool:
         hidden = "_blocks." in name or "middle_block" in name
-        return param.ndim >= 2 and hidden and "emb_layers" not in name and not name.startswith("input_blocks.0.")
+        return (
+            param.ndim >= 2 and hidden and "emb_layers" not in name and not name.startswith("input_blocks.0.")
+        )
 
 
 class Trainer:
@@ -162,7 +189,9 @@ class Trainer:
         self.conditioning = Conditioning(self.data)
         named = list(self.task.network.named_parameters())
         self.muon = Muon([p for n, p in named if self.task.is_matrix(n, p)])
-        self.adam = torch.optim.AdamW([p for n, p in named if not self.task.is_matrix(n, p)], betas=(0.9, 0.98), weight_decay=0)
+        self.adam = torch.optim.AdamW(
+            [p for n, p in named if not self.task.is_matrix(n, p)], betas=(0.9, 0.98), weight_decay=0
+        )
         self.average = copy.deepcopy(self.task.network).requires_grad_(False)
         self.elapsed, self.steps = 0.0, 0
 
@@ -204,8 +233,14 @@ class Trainer:
         torch._foreach_lerp_(list(self.average.parameters()), list(self.task.network.parameters()), 1 - decay)
 
     def save(self) -> None:
-        state = {"network": self.task.network.state_dict(), "average": self.average.state_dict(),
-                 "muon": self.muon.state_dict(), "adam": self.adam.state_dict(), "elapsed": self.elapsed, "steps": self.steps}
+        state = {
+            "network": self.task.network.state_dict(),
+            "average": self.average.state_dict(),
+            "muon": self.muon.state_dict(),
+            "adam": self.adam.state_dict(),
+            "elapsed": self.elapsed,
+            "steps": self.steps,
+        }
         torch.save(state, self.folder / "checkpoint.tmp")
         os.replace(self.folder / "checkpoint.tmp", self.folder / "checkpoint.pt")
 
@@ -227,19 +262,27 @@ class Trainer:
     @torch.no_grad()
     def sheet(self, pixels: int, steps: int = 10, cfg: float = 2.5, count: int = 8) -> None:
         """A row of samples of fixed captions and seeds, so that sheets can be compared over time."""
-        view = next(view for view in self.task.views.values() if view.pixels == pixels and view.window == "all")
+        view = next(
+            view for view in self.task.views.values() if view.pixels == pixels and view.window == "all"
+        )
         index = torch.arange(count) * 61 % (len(self.conditioning.names) - 1)
         index = torch.cat([index, torch.full((count,), len(self.conditioning.names) - 1)])
         text, pooled = self.conditioning(index, view)
-        x = torch.randn(count, self.task.channels, pixels // 2, pixels // 2, generator=torch.Generator().manual_seed(0))
+        x = torch.randn(
+            count, self.task.channels, pixels // 2, pixels // 2, generator=torch.Generator().manual_seed(0)
+        )
         times = torch.linspace(1, 0, steps + 1)
         times = 3 * times / (1 + 2 * times)
         for now, then in zip(times[:-1], times[1:]):
-            out = self.task.velocity(self.average, torch.cat([x, x]), now.expand(2 * count), text, pooled, view)
+            out = self.task.velocity(
+                self.average, torch.cat([x, x]), now.expand(2 * count), text, pooled, view
+            )
             wanted, plain = out.chunk(2)
             x = x + (then - now) * (plain + cfg * (wanted - plain))
         row = codec.to_image(x).clamp(-1, 1).permute(2, 0, 3, 1).reshape(pixels, -1, 3)
-        Image.fromarray(((row + 1) * 127.5).byte().numpy()).save(self.folder / f"sheet-{self.steps:06d}-{pixels}.png")
+        Image.fromarray(((row + 1) * 127.5).byte().numpy()).save(
+            self.folder / f"sheet-{self.steps:06d}-{pixels}.png"
+        )
 
     def run(self) -> None:
         saved = drawn = time.monotonic()
@@ -251,7 +294,8 @@ class Trainer:
             now = time.monotonic()
             self.elapsed += now - start
             with open(self.folder / "log.csv", "a") as log:
-                log.write(f"{self.steps},{self.elapsed:.0f},{view.pixels},{view.window},{view.batch},{loss:.5f},{now - start:.2f}\n")
+                shown = f"{view.pixels},{view.window},{view.batch}"
+                log.write(f"{self.steps},{self.elapsed:.0f},{shown},{loss:.5f},{now - start:.2f}\n")
             if now - saved > 240:
                 self.save()
                 saved = now
@@ -270,7 +314,12 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=120, help="training time in all, over every resume")
     parser.add_argument("--folder", type=Path, default=WORKING)
     parser.add_argument("--init", type=Path, help="start from exported weights instead of from nothing")
-    parser.add_argument("--export", type=Path, help="only write the averaged weights of the last checkpoint, fp16")
+    parser.add_argument(
+        "--skip", type=float, default=0, help="with --init: the share of the schedule to leave out"
+    )
+    parser.add_argument(
+        "--export", type=Path, help="only write the averaged weights of the last checkpoint, fp16"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.seed()  # a resumed run must not see the same noise again
@@ -279,6 +328,7 @@ def main() -> None:
     trainer = Trainer(options.kind, folder, options.minutes)
     if options.init:
         trainer.start_from(options.init)
+        trainer.elapsed = options.skip * trainer.seconds
     trainer.resume()
     if options.export:
         save_file({n: p.half().contiguous() for n, p in trainer.average.state_dict().items()}, options.export)
