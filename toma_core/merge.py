@@ -6,9 +6,10 @@ merged = M x; unmerged = A^T y.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
+from operator import attrgetter
 
 import torch
 from torch import Tensor
@@ -21,7 +22,8 @@ from .tiles import Tiles
 class Merge:
     """From the N tokens of each image to K rows and back, in the model's dtype.
 
-    B images, T tiles of n tokens, s slots a tile. Where every token stays there are no weights.
+    B images, T tiles of n tokens, s slots a tile. Where every token stays there are no weights. With hard
+    weights U only copies rows, so `source` stands in for `up`.
     """
 
     tiles: Tiles
@@ -30,61 +32,69 @@ class Merge:
     sizes: Tensor  # [B, K] how many tokens each row stands for, fp32
     down: Tensor | None = None  # M [B, T, s, n]
     up: Tensor | None = None  # A [B, T, s, n]
-    rows: Tensor | None = None  # [B * K] slot of each row, where slots and rows differ
-    slots: Tensor | None = None  # [B * T * s] row of each slot
+    source: Tensor | None = None  # [B, N] row of each token
+
+    def __post_init__(self) -> None:
+        rows, slots = self.destinations.rows, self.destinations.slots
+        tokens, places = self.kept.shape[1], self.destinations.index[0].numel()
+        object.__setattr__(self, "_rows", None if rows is None else _through_batch(rows, places))
+        object.__setattr__(
+            self, "_slots", None if slots is None else _through_batch(slots.flatten(1), tokens)
+        )
+        object.__setattr__(
+            self, "_source", None if self.source is None else _through_batch(self.source, tokens)
+        )
 
     def merge(self, x: Tensor) -> Tensor:
         """[B, N, C] -> [B, K, C]"""
         if self.down is None:
             return x
         merged = self.down @ self.tiles.split(x)
-        if self.rows is None:
+        if self._rows is None:
             return merged.flatten(1, 2)
-        return merged.flatten(0, 2).index_select(0, self.rows).unflatten(0, self.kept.shape)
+        return merged.flatten(0, 2).index_select(0, self._rows).unflatten(0, self.kept.shape)
 
     def unmerge(self, y: Tensor) -> Tensor:
         """[B, K, C] -> [B, N, C]"""
-        if self.up is None:
+        if self.down is None:
             return y
-        if self.slots is not None:
-            y = y.flatten(0, 1).index_select(0, self.slots)
-        return self.tiles.join(self.up.mT @ y.reshape(*self.up.shape[:3], -1))
+        if self.up is None:
+            return y.flatten(0, 1).index_select(0, self._source).unflatten(0, self.source.shape)
+        return self.tiles.join(self._spread(y))
 
     def residual(self, x: Tensor, delta: Tensor) -> Tensor:
         """x [B, N, C] + unmerge(delta [B, K, C])"""
-        return x + self.unmerge(delta)
+        if self.up is None:
+            return x + self.unmerge(delta)
+        return self.tiles.add(x, self._spread(delta))
+
+    def _spread(self, y: Tensor) -> Tensor:
+        """A^T y: [B, K, C] -> [B, T, n, C]"""
+        if self._slots is not None:
+            y = y.flatten(0, 1).index_select(0, self._slots)
+        return self.up.mT @ y.reshape(*self.up.shape[:3], -1)
 
     def assignment(self) -> Tensor:
         """The row that most of each token went to, [B, N]."""
-        if self.up is None:
+        if self.down is None:
             return self.kept
-        nearest = self.up.argmax(2)  # [B, T, n]
-        if self.destinations.slots is None:
-            _, t, s, _ = self.up.shape
-            row = nearest + torch.arange(0, t * s, s, device=nearest.device).unsqueeze(1)
-        else:
-            row = self.destinations.slots.gather(2, nearest)
-        return self.tiles.join(row.unsqueeze(-1)).squeeze(-1)
+        return _nearest(self.up, self.destinations, self.tiles) if self.source is None else self.source
 
     def images(self, first: int, last: int) -> Merge:
         """The merge of images first to last - 1 of the batch."""
-        weights = (None if x is None else x[first:last] for x in (self.down, self.up))
-        return _merge(
-            self.tiles,
-            self.destinations.images(first, last),
-            self.kept[first:last],
-            self.sizes[first:last],
-            *weights,
-        )
+        return self._rebatched(self.destinations.images(first, last), lambda part: part(self)[first:last])
 
     @staticmethod
     def cat(merges: Sequence[Merge]) -> Merge:
         """One batch of several, which have the same tiles and number of rows."""
         destinations = Destinations.cat([m.destinations for m in merges])
-        columns = zip(*((m.kept, m.sizes, m.down, m.up) for m in merges), strict=True)
-        return _merge(
-            merges[0].tiles, destinations, *(None if c[0] is None else torch.cat(c) for c in columns)
-        )
+        return merges[0]._rebatched(destinations, lambda part: torch.cat([part(m) for m in merges]))
+
+    def _rebatched(
+        self, destinations: Destinations, of: Callable[[Callable[[Merge], Tensor]], Tensor]
+    ) -> Merge:
+        parts = [attrgetter(name) for name in ("kept", "sizes", "down", "up", "source")]
+        return Merge(self.tiles, destinations, *(None if part(self) is None else of(part) for part in parts))
 
 
 def reselect(
@@ -118,7 +128,8 @@ def weigh(
     logits = similar.gather(2, index.unsqueeze(-1).expand(-1, -1, -1, n))  # [B, T, s, n]
     if destinations.used is not None:
         logits = logits.masked_fill(~destinations.used.unsqueeze(-1), -inf)
-    if temperature is None or temperature == inf:
+    hard = temperature is None or temperature == inf
+    if hard:
         slot = torch.arange(index.shape[-1], device=device).unsqueeze(1)
         up = (logits.argmax(2, keepdim=True) == slot).float()
     else:
@@ -127,29 +138,29 @@ def weigh(
     if real is not None:
         up = up * real.unsqueeze(1)
     sizes = up.sum(-1, keepdim=True)
-    down = up / sizes.clamp_min(1e-6)  # an unused slot has no tokens
+    down = (up / sizes.clamp_min(1e-6)).to(features.dtype)  # an unused slot has no tokens
 
     places = (index + torch.arange(0, t * n, n, device=device).unsqueeze(-1)).flatten(1)  # [B, Ts]
     sizes = sizes.flatten(1)
     if destinations.rows is not None:
         places, sizes = places.gather(1, destinations.rows), sizes.gather(1, destinations.rows)
     kept = tiles.order(device)[places]
-    dtype = features.dtype
-    return _merge(tiles, destinations, kept, sizes, down.to(dtype), up.to(dtype))
+    if hard:
+        return Merge(tiles, destinations, kept, sizes, down, source=_nearest(up, destinations, tiles))
+    return Merge(tiles, destinations, kept, sizes, down, up.to(features.dtype))
 
 
-def _merge(
-    tiles: Tiles,
-    destinations: Destinations,
-    kept: Tensor,
-    sizes: Tensor,
-    down: Tensor | None,
-    up: Tensor | None,
-) -> Merge:
-    """With rows and slots counted through the whole batch, for one index_select each."""
-    if destinations.rows is None or up is None:
-        return Merge(tiles, destinations, kept, sizes, down, up)
-    rows, slots = destinations.rows, destinations.slots.flatten(1)
-    image = torch.arange(len(rows), device=rows.device).unsqueeze(1)
-    rows, slots = rows + image * slots.shape[1], slots + image * rows.shape[1]
-    return Merge(tiles, destinations, kept, sizes, down, up, rows.flatten(), slots.flatten())
+def _nearest(up: Tensor, destinations: Destinations, tiles: Tiles) -> Tensor:
+    """The row with the largest weight of each token, [B, N]."""
+    _, t, s, _ = up.shape
+    slot = up.argmax(2)  # [B, T, n]
+    if destinations.slots is None:
+        row = slot + torch.arange(0, t * s, s, device=up.device).unsqueeze(1)
+    else:
+        row = destinations.slots.gather(2, slot)
+    return tiles.join(row.unsqueeze(-1)).squeeze(-1)
+
+
+def _through_batch(index: Tensor, each: int) -> Tensor:
+    """An index [B, k] into `each` things an image, as one [B * k] into those of all images."""
+    return (index + torch.arange(0, len(index) * each, each, device=index.device).unsqueeze(1)).flatten()

@@ -19,7 +19,8 @@ from torch import Tensor
 from .tiles import Tiles
 
 SELF = 2.0  # the similarity of a token to itself, see `similarity`
-CHANNELS = 512  # of the features held in fp32 at a time
+CHANNELS = 512  # of half-precision features held in fp32 at a time
+HALVED = 64  # picks from which it pays to drop the settled tokens half-way
 
 
 @dataclass(frozen=True)
@@ -64,10 +65,13 @@ def similarity(features: Tensor, tiles: Tiles) -> Tensor:
     """
     b, t, n, c = features.shape
     x = features.reshape(b * t, n, c)
-    gram = x.new_zeros((b * t, n, n), dtype=torch.float32)
-    for chunk in x.split(CHANNELS, dim=-1):
-        chunk = chunk.float()
-        gram.baddbmm_(chunk, chunk.mT)
+    if x.dtype == torch.float32:
+        gram = torch.bmm(x, x.mT)
+    else:
+        gram = x.new_zeros((b * t, n, n), dtype=torch.float32)
+        for chunk in x.split(CHANNELS, dim=-1):
+            chunk = chunk.float()
+            gram.baddbmm_(chunk, chunk.mT)
     gram += 1e-20
     scale = gram.diagonal(dim1=1, dim2=2).rsqrt()
     gram *= scale.unsqueeze(1)
@@ -108,19 +112,50 @@ def select(
 
 def greedy(similar: Tensor, picks: int) -> tuple[Tensor, Tensor]:
     """The greedy order of each tile: similar [B, T, n, n] -> tokens [B, T, picks], gains [B, T, picks]."""
-    b, t, n, _ = similar.shape
-    best = similar.flatten(0, 1).clone()  # [BT, n, n]: per candidate, every token's best if it were picked
-    value, token = best.sum(-1).max(-1, keepdim=True)
-    values, tokens = [value], [token]
-    for _ in range(picks - 1):
-        so_far = best.gather(1, token.unsqueeze(-1).expand(-1, 1, n))
-        torch.maximum(best, so_far, out=best)
-        value, token = best.sum(-1).max(-1, keepdim=True)
-        values.append(value)
-        tokens.append(token)
-    values, tokens = torch.cat(values, -1), torch.cat(tokens, -1)
+    best = similar.flatten(0, 1).clone()
+    half = picks // 2 if picks >= HALVED else picks
+    tokens, values = _pick(best, half)
+    if half < picks:  # what was picked is settled: the other half goes on without it
+        free = _free(best, tokens[:, -1:], best.shape[1] - half)
+        best = _rows(best, free).gather(2, free.unsqueeze(1).expand(-1, free.shape[1], -1))
+        more, more_values = _pick(best, picks - half)
+        tokens = torch.cat((tokens, free.gather(1, more)), -1)
+        values = torch.cat((values, more_values + SELF * half), -1)
     gains = values.diff(dim=-1, prepend=torch.zeros_like(values[:, :1]))
-    return tokens.unflatten(0, (b, t)), gains.unflatten(0, (b, t))
+    return tokens.unflatten(0, similar.shape[:2]), gains.unflatten(0, similar.shape[:2])
+
+
+def _pick(best: Tensor, picks: int) -> tuple[Tensor, Tensor]:
+    """The tokens picked and f after each, both [BT, picks].
+
+    best [BT, j, i] is how similar token i is to its destination if j became one: max(s_ij, m_i). Its sum over
+    i is largest where the gain is, and its row j is the next m. It is kept up in place; the relu differences
+    of the formula are never written out.
+    """
+    tokens, values = [], []
+    for _ in range(picks):
+        value, token = best.sum(-1).max(-1, keepdim=True)
+        best.clamp_(min=_rows(best, token))
+        tokens.append(token)
+        values.append(value)
+    return torch.cat(tokens, -1), torch.cat(values, -1)
+
+
+def _rows(best: Tensor, tokens: Tensor) -> Tensor:
+    """best [BT, n, n], tokens [BT, k] -> [BT, k, n]"""
+    return best.gather(1, tokens.unsqueeze(-1).expand(-1, -1, best.shape[-1]))
+
+
+def _free(best: Tensor, last: Tensor, count: int) -> Tensor:
+    """The `count` tokens [BT, count] that are not picked yet, after the pick `last` [BT, 1]."""
+    unpicked = (_rows(best, last).squeeze(1) < SELF).cumsum(-1)
+    return _positions(unpicked, count)
+
+
+def _positions(counted: Tensor, count: int) -> Tensor:
+    """Where a running count [B, m] reaches 1, 2, ... count: [B, count]"""
+    wanted = torch.arange(1, count + 1, device=counted.device).expand(len(counted), -1)
+    return torch.searchsorted(counted, wanted.contiguous())
 
 
 def largest(gains: Tensor, keep: int) -> Tensor:
@@ -145,9 +180,7 @@ def largest(gains: Tensor, keep: int) -> Tensor:
 
 def _packed(index: Tensor, used: Tensor, keep: int) -> Destinations:
     filled = used.flatten(1).cumsum(-1)  # [B, Ts]
-    wanted = torch.arange(1, keep + 1, device=used.device).expand(len(used), -1).contiguous()
-    rows = torch.searchsorted(filled, wanted)
-    return Destinations(index, keep, used, rows, (filled - 1).view_as(used))
+    return Destinations(index, keep, used, _positions(filled, keep), (filled - 1).view_as(used))
 
 
 @lru_cache(maxsize=1024)

@@ -79,6 +79,14 @@ class Tiles:
             return rearrange(tiles, "b (th tw) (p q) c -> b (th p tw q) c", p=side, tw=across)
         return tiles.flatten(1, 2).index_select(1, self.place(tiles.device))
 
+    def add(self, x: Tensor, tiles: Tensor) -> Tensor:
+        """x [B, N, C] + join(tiles), which spares a copy where tiles are squares."""
+        if not self.square:
+            return x + self.join(tiles)
+        side, across = self.tile, self.width // self.tile
+        grid = rearrange(tiles, "b (th tw) (p q) c -> b th p tw q c", p=side, tw=across)
+        return (x.reshape(grid.shape) + grid).reshape(x.shape)
+
 
 @lru_cache(maxsize=1024)
 def _tiles(height: int, width: int, tile: int, shift: tuple[int, int]) -> Tiles:
