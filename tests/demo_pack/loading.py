@@ -21,8 +21,8 @@ from comfy_extras.nodes_model_advanced import ModelSamplingSD3
 from torch import Tensor
 
 from . import captions
-from .codec import FACTOR, Codec
-from .models import UNET_CONFIG
+from .codec import FACTOR, PIXEL_CHANNELS, Codec
+from .models import UNET_CONFIG, positions
 
 MODELS = Path(__file__).parent / "models"
 FLUX_FILE, UNET_FILE = MODELS / "toma_demo_flux.safetensors", MODELS / "toma_demo_unet.safetensors"
@@ -33,7 +33,7 @@ PIXELS_PER_TOKEN = 4
 
 
 class DemoLatent(comfy.latent_formats.LatentFormat):
-    latent_channels = UNET_CONFIG["in_channels"]
+    latent_channels = PIXEL_CHANNELS
     spacial_downscale_ratio = FACTOR
 
 
@@ -48,6 +48,10 @@ class DemoUNet(comfy.model_base.BaseModel):
 
     def encode_adm(self, **kwargs) -> Tensor | None:
         return kwargs.get("pooled_output")
+
+    def concat_cond(self, **kwargs) -> Tensor:
+        noise = kwargs["noise"]
+        return positions(*noise.shape[-2:]).to(noise).expand(len(noise), -1, -1, -1)
 
 
 def load_demo_flux(path: Path = FLUX_FILE) -> ModelPatcher:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from .captions import CONTEXT_DIM, POOLED_DIM
 from .codec import PIXEL_CHANNELS
@@ -26,10 +30,26 @@ FLUX_CONFIG: dict[str, Any] = {
     "txt_ids_dims": [],
 }
 
+POSITION_CHANNELS = 8
+
+
+def positions(height: int, width: int) -> Tensor:
+    """Where each latent pixel lies, as two slow waves along each side, [POSITION_CHANNELS, height, width].
+
+    Real SDXL has learned to count from the padding at the borders. That takes longer than we train, so the
+    small UNet gets its place as extra input channels, the way inpainting models get their mask.
+    """
+    y, x = ((torch.arange(n) + 0.5) / n * math.pi for n in (height, width))
+    y, x = torch.stack([y, 2 * y]), torch.stack([x, 2 * x])
+    rows = torch.cat([y.sin(), y.cos()])[:, :, None].expand(-1, -1, width)
+    columns = torch.cat([x.sin(), x.cos()])[:, None, :].expand(-1, height, -1)
+    return torch.cat([rows, columns])
+
+
 # SDXL's shape: no attention at full resolution, depth 2 at half, deeper at a quarter.
 UNET_CONFIG: dict[str, Any] = {
     "image_size": 64,
-    "in_channels": PIXEL_CHANNELS,
+    "in_channels": PIXEL_CHANNELS + POSITION_CHANNELS,
     "out_channels": PIXEL_CHANNELS,
     "model_channels": 64,
     "channel_mult": (1, 2, 2),

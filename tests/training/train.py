@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import networks
 from data import Emoji
 from demo_pack import captions, codec
+from demo_pack.models import positions
 from muon import Muon
 
 DROP_CAPTION = 0.1
@@ -106,6 +107,7 @@ class Conditioning:
 
 class FluxTask:
     views, phases, channels = FLUX_VIEWS, FLUX_PHASES, 16
+    muon_rate, adam_rate = 0.012, 1.2e-3
 
     def __init__(self) -> None:
         self.network = networks.flux()
@@ -159,6 +161,7 @@ class FluxTask:
 
 class UNetTask:
     views, phases, channels = UNET_VIEWS, UNET_PHASES, codec.PIXEL_CHANNELS
+    muon_rate, adam_rate = 0.02, 2e-3
 
     def __init__(self) -> None:
         self.network = networks.unet()
@@ -166,12 +169,13 @@ class UNetTask:
     def loss(
         self, noisy: Tensor, velocity: Tensor, times: Tensor, text: Tensor, pooled: Tensor, view: View
     ) -> Tensor:
-        return (self.network(noisy, times * 1000, text, y=pooled) - velocity).square().mean()
+        return (self.velocity(self.network, noisy, times, text, pooled, view) - velocity).square().mean()
 
     def velocity(
         self, network: nn.Module, x: Tensor, times: Tensor, text: Tensor, pooled: Tensor, view: View
     ) -> Tensor:
-        return network(x, times * 1000, text, y=pooled)
+        place = positions(*x.shape[-2:]).expand(len(x), -1, -1, -1)
+        return network(torch.cat([x, place], 1), times * 1000, text, y=pooled)
 
     @staticmethod
     def is_matrix(name: str, param: Tensor) -> bool:
@@ -223,8 +227,8 @@ class Trainer:
 
     def _update(self) -> None:
         nn.utils.clip_grad_norm_(self.adam.param_groups[0]["params"], 1.0)
-        self.muon.param_groups[0]["lr"] = MUON_RATE * self.rate()
-        self.adam.param_groups[0]["lr"] = ADAM_RATE * self.rate()
+        self.muon.param_groups[0]["lr"] = self.task.muon_rate * self.rate()
+        self.adam.param_groups[0]["lr"] = self.task.adam_rate * self.rate()
         for optimizer in (self.muon, self.adam):
             optimizer.step()
             optimizer.zero_grad()
@@ -303,9 +307,6 @@ class Trainer:
                 self.sheet(64 if self.elapsed < 0.6 * self.seconds else 128)
                 drawn = time.monotonic()
         self.save()
-
-
-MUON_RATE, ADAM_RATE = 0.012, 1.2e-3
 
 
 def main() -> None:
