@@ -21,6 +21,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
@@ -52,6 +53,9 @@ TOOLS = ["numpy", "Pillow", "pytest>=8.2", "hypothesis", "playwright", "ruff", "
 TOOLS += ["websocket-client"]
 # What comfyui-manager needs beside ComfyUI's own requirements; it is installed without dependencies.
 TOOLS += ["GitPython", "PyGithub", "toml", "uv", "chardet"]
+
+# Tests and demo work on small tensors: a second thread only waits, and on a busy machine it waits long.
+ONE_THREAD = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
 
 GIGABYTE = 1 << 30
 DISK_NEEDED = 6 * GIGABYTE
@@ -180,6 +184,7 @@ class Environment:
         process = subprocess.Popen(
             [str(self.python), *map(str, arguments)], env={**self.variables(), **variables}, cwd=ROOT
         )
+        signal.signal(signal.SIGTERM, lambda *_: process.terminate())
         while True:
             try:
                 return process.wait()
@@ -402,11 +407,9 @@ def test(options: argparse.Namespace, rest: list[str]) -> int:
 
 def run_pytest(environment: Environment, rest: list[str]) -> int:
     named = [part for part in rest if not part.startswith("-") and Path(part.partition("::")[0]).exists()]
-    # Tests work on tiny tensors: a second thread only waits, and on a busy machine it waits long.
-    threads = os.environ.get("OMP_NUM_THREADS", "1")
     # The checkout is a package, but the tests are no part of it: pytest is not to import it on its own.
     command = ["-m", "pytest", f"--confcutdir={TESTS}", *rest, *([] if named else [TESTS])]
-    return environment.run(command, OMP_NUM_THREADS=threads)
+    return environment.run(command, **ONE_THREAD)
 
 
 def test_every_release(options: argparse.Namespace, rest: list[str]) -> int:
@@ -432,7 +435,7 @@ def test_every_release(options: argparse.Namespace, rest: list[str]) -> int:
 
 
 def demo(options: argparse.Namespace, rest: list[str]) -> int:
-    return prepare(options).run([TESTS / "support" / "demo.py", *port_argument(options), *rest])
+    return prepare(options).run([TESTS / "support" / "demo.py", *port_argument(options), *rest], **ONE_THREAD)
 
 
 def serve(options: argparse.Namespace, rest: list[str]) -> int:

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +26,11 @@ CHROMIUM_FLAGS += ["--disable-component-update", "--disable-sync"]
 READY = "() => window.app?.extensionManager?.spinner === false"
 
 browser_tests_not_run: list[str] = []
+
+
+def pytest_configure():
+    # So that a run that is told to end takes its server and browser with it.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

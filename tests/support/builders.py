@@ -44,7 +44,8 @@ def tiny_flux_file(
     model = comfy.ldm.flux.model.Flux(
         in_channels=16, out_channels=16, vec_in_dim=pooled, context_in_dim=context, hidden_size=hidden,
         mlp_ratio=4.0, num_heads=hidden // 128, depth=depth, depth_single_blocks=depth_single,
-        axes_dim=[16, 56, 56], theta=10000, patch_size=2, qkv_bias=True, guidance_embed=guidance, txt_ids_dims=[],
+        axes_dim=[16, 56, 56], theta=10000, patch_size=2, qkv_bias=True, guidance_embed=guidance,
+        txt_ids_dims=[],
         dtype=torch.float32, device="meta", operations=comfy.ops.disable_weight_init,
     )  # fmt: skip
     # Published checkpoints say `scale` where newer releases of ComfyUI say `weight`.

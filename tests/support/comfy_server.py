@@ -139,7 +139,8 @@ class ComfyServer:
         self.base = Path(base)
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self.log_file = self.base / "server.log"
+        self.log_file = self.base / f"server-{self.port}.log"
+        self.startup_log = ""
         if packs is None:
             packs = {PACK_NAME: ROOT, **({"toma_demo_pack": DEMO_PACK} if DEMO_PACK.is_dir() else {})}
         self.packs = packs
@@ -157,7 +158,9 @@ class ComfyServer:
         for folder in ("custom_nodes", "input", "output", "temp", "models", "user/default"):
             (self.base / folder).mkdir(parents=True, exist_ok=True)
         for name, text in user_files().items():
-            (self.base / "user" / "default" / name).write_text(text)
+            file = self.base / "user" / "default" / name
+            if not file.exists():
+                file.write_text(text)
         for name, pack in self.packs.items():
             link(pack, self.base / "custom_nodes" / name)
         command = [sys.executable, os.path.join(os.environ["COMFYUI_PATH"], "main.py"), "--cpu"]
@@ -180,6 +183,7 @@ class ComfyServer:
                 raise RuntimeError(f"ComfyUI did not start.\n{self.log_tail()}")
             try:
                 self.get("/system_stats")
+                self.startup_log = self.log
                 return
             except (urllib.error.URLError, OSError):
                 time.sleep(0.2)

@@ -1,0 +1,173 @@
+"""`python dev.py demo`: the shipped demo workflow through a real server, and what it shows in a table.
+
+The workflow samples the same picture without and with ToMA, compares the two and shows the kept tokens.
+"""
+
+import argparse
+import json
+import shutil
+import signal
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import numpy
+from comfy_server import (
+    DEMO_PACK,
+    PACK_NAME,
+    ROOT,
+    ComfyServer,
+    Finished,
+    PromptError,
+    copy_pack,
+    port_is_taken,
+)
+from PIL import Image
+
+import workflows
+
+HOME = ROOT / ".dev" / "home"
+WORKFLOW = DEMO_PACK / "workflows" / "toma-demo.json"
+MODELS = {
+    "Flux": ("flux", "toma_demo_flux.safetensors"),
+    "SDXL": ("sdxl-like unet", "toma_demo_unet.safetensors"),
+}
+
+
+class Demo:
+    """The demo workflow as a prompt for one of the models, with its pictures saved under speaking names."""
+
+    def __init__(self, object_info: dict, model: str, prefix: str):
+        self.prompt = workflows.to_prompt(json.loads(WORKFLOW.read_text(encoding="utf-8")), object_info)
+        self.one("ToMADemoLoader")["inputs"]["name"] = model
+        compared = self.one("ToMACompare")
+        plain, merged = compared["inputs"]["reference"], compared["inputs"]["image"]
+        self.plain_sampler, self.merged_sampler = self.sampler_of(plain), self.sampler_of(merged)
+        self.save("without-toma", plain, prefix)
+        self.save("with-toma", merged, prefix)
+        self.save("compared", [self.number("ToMACompare"), 0], prefix)
+        self.save("kept-tokens", [self.number("ToMAPreview"), 0], prefix)
+
+    def number(self, class_type: str) -> str:
+        return next(number for number, node in self.prompt.items() if node["class_type"] == class_type)
+
+    def one(self, class_type: str) -> dict:
+        return self.prompt[self.number(class_type)]
+
+    def sampler_of(self, link: list) -> str:
+        return self.prompt[link[0]]["inputs"]["samples"][0]
+
+    def save(self, name: str, link: list, prefix: str) -> None:
+        inputs = {"images": link, "filename_prefix": f"{prefix}_{name}"}
+        self.prompt[name] = {"class_type": "SaveImage", "inputs": inputs}
+
+
+class Progress:
+    """Counts each sampler's steps on a line of its own and keeps their times."""
+
+    def __init__(self, names: dict[str, str]):
+        self.names = names
+        self.times: dict[str, list[float]] = {number: [] for number in names}
+
+    def __call__(self, kind: str, data: dict) -> None:
+        times = self.times.get(data.get("node")) if kind == "progress" else None
+        if times is None:
+            return
+        if not times:
+            print(f"  {self.names[data['node']]:<20}", end="")
+        times.append(time.monotonic())
+        print(f" {data['value']}", end="", flush=True)
+        if data["value"] == data["max"]:
+            print(f"   {self.seconds_per_step(data['node']):.2f} s per step", flush=True)
+
+    def seconds_per_step(self, number: str) -> float:
+        """Median over the steps after the first, whose time holds loading and warming up."""
+        times = self.times[number]
+        return statistics.median(later - earlier for earlier, later in zip(times, times[1:], strict=False))
+
+
+def saved_file(finished: Finished, base: Path, name: str) -> Path:
+    image = finished.outputs[name]["images"][0]
+    return base / image["type"] / image["subfolder"] / image["filename"]
+
+
+def distance(first: Path, second: Path) -> tuple[float, float]:
+    """PSNR in dB and mean difference of a colour value (0 to 255)."""
+    a, b = (numpy.asarray(Image.open(path).convert("RGB"), float) for path in (first, second))
+    error = ((a - b) ** 2).mean()
+    return (10 * numpy.log10(255**2 / error) if error else float("inf")), abs(a - b).mean()
+
+
+def run(server: ComfyServer, label: str, model: str) -> tuple[str, list[Path]]:
+    prefix = time.strftime(f"demo_%Y%m%d-%H%M%S_{label.lower()}")
+    demo = Demo(server.get("/object_info"), model, prefix)
+    names = {demo.plain_sampler: f"{label} without ToMA", demo.merged_sampler: f"{label} with ToMA"}
+    progress = Progress(names)
+    finished = server.queue(demo.prompt, 900, progress)
+    before = progress.seconds_per_step(demo.plain_sampler)
+    after = progress.seconds_per_step(demo.merged_sampler)
+    files = [
+        saved_file(finished, server.base, name)
+        for name in ("without-toma", "with-toma", "compared", "kept-tokens")
+    ]
+    psnr, difference = distance(*files[:2])
+    row = f"{label:<6}{before:>12.2f} s{after:>12.2f} s{before / after:>10.2f}x"
+    row += f"{psnr:>11.1f} dB{difference:>12.1f}"
+    return row, files
+
+
+def random_demo_pack(base: Path) -> Path:
+    """A copy of the demo nodes with a Flux of random weights: until trained ones lie in the repository."""
+    import builders
+    from comfy_here import import_comfyui
+
+    import_comfyui(base)
+    copy = base / "demo_pack"
+    shutil.rmtree(copy, ignore_errors=True)
+    copy_pack(DEMO_PACK, copy)
+    builders.tiny_flux_file(copy / "models" / MODELS["Flux"][1], context=256, pooled=256, guidance=False)
+    return copy
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int, default=0)
+    options = parser.parse_args()
+    if options.port and port_is_taken(options.port):
+        print(f"Port {options.port} is taken: stop what uses it, or choose another with --port.")
+        return 1
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    models = {
+        label: name for label, (name, file) in MODELS.items() if (DEMO_PACK / "models" / file).is_file()
+    }
+    base, pack = HOME, DEMO_PACK
+    if not models:
+        print("There are no trained demo models yet: the weights are random, the pictures show nothing.")
+        base = HOME / "random"
+        models, pack = {"Flux": "flux"}, random_demo_pack(base)
+    server = ComfyServer(base, packs={PACK_NAME: ROOT, "toma_demo_pack": pack}, port=options.port)
+    print("Starting ComfyUI with the pack ...", flush=True)
+    try:
+        with server:
+            print(f"ComfyUI answers on {server.url}", flush=True)
+            results = [run(server, label, name) for label, name in models.items()]
+    except KeyboardInterrupt:
+        print("\nStopped.")
+        return 1
+    except (RuntimeError, PromptError, TimeoutError) as error:
+        print(f"{error}\nThe demo failed: read {server.log_file} and run the same command again.")
+        return 1
+    print("\nPictures without and with ToMA, both compared, and the tokens that were kept:")
+    for _, files in results:
+        for file in files:
+            print(f"  {file}")
+    print(f"\n{'':<6}{'without ToMA':>14}{'with ToMA':>14}{'speed-up':>11}{'likeness':>14}{'difference':>12}")
+    for row, _ in results:
+        print(row)
+    print("Seconds per step (median, one thread of the CPU); PSNR; mean difference of a colour, of 255.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
