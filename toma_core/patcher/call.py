@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..merge import Merge, reselect, weigh
 from ..schedule import Action
-from ..selection import Destinations, keep_count
+from ..selection import keep_count
 from ..settings import Settings
 from ..tiles import Tiles
 
@@ -26,29 +26,28 @@ Grid = tuple[int, int]
 
 @dataclass(frozen=True)
 class Place:
-    """Where a block stands. A span is a row of blocks that are merged alike, one after the other;
-    `share` names the merge they use: None is the one of all blocks with this token grid."""
+    """Where a block stands. A span is a row of blocks that are merged alike, one after the other; all
+    blocks of one `share` and token grid use the same merge."""
 
     span: str
-    share: str | None
+    share: str
     index: int
     first: bool
     last: bool
 
     def merge_name(self, grid: Grid) -> str:
-        return self.share or f"{grid[0]}x{grid[1]}"
+        return f"{self.share} {grid[0]}x{grid[1]}"
 
 
 @dataclass
 class Kept:
-    """What a batch of `chunks` equal parts keeps from call to call: merges by share name, and per span
-    what its blocks added to every token at the last full step (also merged)."""
+    """What a batch of `chunks` equal parts keeps from call to call: merges, and
+    what its blocks added to every token at the last full step (and that merged), all by merge name."""
 
     chunks: int
     selected_at: int
     weighed_at: int
     merges: dict[str, Merge] = field(default_factory=dict)
-    destinations: dict[str, Destinations] = field(default_factory=dict)
     added: dict[str, Tensor] = field(default_factory=dict)
     added_merged: dict[str, Tensor] = field(default_factory=dict)
 
@@ -62,7 +61,7 @@ class Kept:
             len(parts),
             min(kept.selected_at for kept, _ in parts),
             min(kept.weighed_at for kept, _ in parts),
-            *(_gather(name, parts) for name in ("merges", "destinations", "added", "added_merged")),
+            *(_gather(name, parts) for name in ("merges", "added", "added_merged")),
         )
 
 
@@ -72,14 +71,14 @@ def _gather(name: str, parts: Sequence[tuple[Kept, int]]) -> dict:
     return {key: _cat([_chunk(table[key], *part) for table, part in zip(tables, parts)]) for key in both}
 
 
-def _chunk(value, kept: Kept, slot: int):
-    size = len(value if isinstance(value, Tensor) else value.index if isinstance(value, Destinations) else value.kept)
+def _chunk(value: Merge | Tensor, kept: Kept, slot: int) -> Merge | Tensor:
+    size = len(value if isinstance(value, Tensor) else value.kept)
     first, last = slot * size // kept.chunks, (slot + 1) * size // kept.chunks
     return value[first:last] if isinstance(value, Tensor) else value.images(first, last)
 
 
-def _cat(values: list):
-    return torch.cat(values) if isinstance(values[0], Tensor) else type(values[0]).cat(values)
+def _cat(values: list[Merge] | list[Tensor]) -> Merge | Tensor:
+    return torch.cat(values) if isinstance(values[0], Tensor) else Merge.cat(values)
 
 
 class Call:
@@ -102,6 +101,7 @@ class Call:
         self.latent = latent
         self.control = control
         self.record = record
+        # The step that picks runs unmerged and remembers; so does a span whose token grid is new.
         self.full = settings.carries and action is Action.RESELECT
         self.renewed: dict[str, bool] = {}
         self.tokens: dict[tuple[str, int], tuple[Grid, int, int, int]] = {}
@@ -114,7 +114,7 @@ class Call:
         self.count(place, grid, x, x.shape[1])
         if self.action is Action.LEAVE:
             return run_block(x, None)
-        if self.full:
+        if self.full or (self.settings.carries and place.merge_name(grid) not in self.kept.merges):
             return self._full(place, x, grid, run_block)
         try:
             merge = self.merge_for(place, x, grid)
@@ -147,11 +147,11 @@ class Call:
         name = place.merge_name(grid)
         kept, tiles = self.kept, Tiles.of(*grid, self.settings.tile_size)
         split = tiles.split(features)
-        if self.action is Action.REWEIGHT and name in kept.destinations:
-            kept.merges[name] = weigh(split, kept.destinations[name], tiles)
+        if self.action is Action.REWEIGHT and name in kept.merges:
+            kept.merges[name] = weigh(split, kept.merges[name].destinations, tiles)
         else:
             keep = keep_count(tiles.tokens, self.settings.ratio)
-            kept.destinations[name], kept.merges[name] = reselect(split, keep, tiles, budget=self.settings.budget)
+            kept.merges[name] = reselect(split, keep, tiles, budget=self.settings.budget)[1]
         if self.record:
             self.chosen[name] = (place, grid, kept.merges[name])
         return kept.merges[name]
@@ -162,20 +162,20 @@ class Call:
         Between blocks only ControlNet adds to the tokens; without it the sum telescopes. Another node may
         leave out a block: a span whose first block did not run is merged without remembered detail.
         """
-        added = self.kept.added
+        added, name = self.kept.added, place.merge_name(grid)
         try:
             if place.first:
-                added[place.span] = -x
-            elif self.control and place.span in added:
-                added[place.span] -= x
+                added[name] = -x
+            elif self.control and name in added:
+                added[name] -= x
         except torch.cuda.OutOfMemoryError:
             return self.give_up(x, run_block)
         x = run_block(x, None)
         try:
-            if place.span in added and (place.last or self.control):
-                added[place.span] += x
+            if name in added and (place.last or self.control):
+                added[name] += x
             if place.last:
-                self._remember(place, added.get(place.span), x, grid)
+                self._remember(place, added.get(name), x, grid)
         except torch.cuda.OutOfMemoryError:
             self.give_up(x, lambda tokens, _: tokens)
         return x
@@ -183,7 +183,7 @@ class Call:
     def _remember(self, place: Place, added: Tensor | None, x: Tensor, grid: Grid) -> None:
         merge = self._choose(place, x if added is None else added, grid)
         if added is not None:
-            self.kept.added_merged[place.span] = merge.merge(added)
+            self.kept.added_merged[place.merge_name(grid)] = merge.merge(added)
 
     def _merged(
         self, place: Place, x: Tensor, tokens: Tensor, grid: Grid, merge: Merge, run_block: RunBlock
@@ -194,9 +194,9 @@ class Call:
         try:
             change = out - tokens
             base = x
-            if place.last and place.span in self.kept.added_merged:
-                base = x + self.kept.added[place.span]
-                change -= self.kept.added_merged[place.span]
+            if place.last and place.merge_name(grid) in self.kept.added_merged:
+                base = x + self.kept.added[place.merge_name(grid)]
+                change -= self.kept.added_merged[place.merge_name(grid)]
             out = merge.residual(base, change)
             self.count(place, grid, x, tokens.shape[1])
             return out

@@ -24,19 +24,22 @@ PUBLISHED_SKIP = 5
 
 class FluxFamily(Family):
     name = "flux"
-    description = "Flux (dev, schnell, Kontext, Fill and other checkpoints of the Flux class)"
+    description = "Flux (dev, schnell, Kontext, Fill, Flux.2, Chroma and other checkpoints of these classes)"
 
     @staticmethod
     def matches(network) -> bool:
+        from comfy.ldm.chroma.model import Chroma
         from comfy.ldm.flux.model import Flux
 
-        return type(network) is Flux and not network.params.global_modulation
+        return type(network) in (Flux, Chroma)
 
     def __init__(self, model, settings: Settings) -> None:
         network = model.model.diffusion_model
         self.settings = settings
         self.patch_size: int = network.patch_size
         self.reference_method: str = getattr(network.params, "default_ref_method", "offset")
+        silu = getattr(network.params, "mlp_silu_act", False)
+        self.weights_per_token = 4 + network.params.mlp_ratio * (3 if silu else 2)  # of a block, in channels squared
         if settings.merge is MergeWhere.ATTENTION and not _has_attention_patch(network):
             raise SettingsError(
                 "merge is 'attention only', which needs a newer ComfyUI on Flux. Set it to 'whole block'."
@@ -76,7 +79,8 @@ class FluxFamily(Family):
 
     def block_flops(self, place: Place, before: int, after: int, channels: int, text: int) -> float:
         linear = before if self.settings.merge is MergeWhere.ATTENTION else after
-        return 2.0 * (12 * (linear + text) * channels**2 + 2 * (after + text) ** 2 * channels)
+        products = self.weights_per_token * (linear + text) * channels**2
+        return 2.0 * (products + 2 * (after + text) ** 2 * channels)
 
     def _grid(self, call: Call) -> Grid:
         height, width = call.latent

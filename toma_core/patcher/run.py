@@ -182,6 +182,8 @@ class Run:
             self.sigmas = options["sample_sigmas"].tolist()
             self.table = self.settings.schedule.table(max(1, len(self.sigmas) - 1))
             self.report.steps = len(self.table)
+            if self.settings.carries and set(self.table) <= {Action.LEAVE, Action.RESELECT}:
+                self.because(f"of {len(self.table)} step(s) none is left to merge after the one that chooses tokens")
         return None
 
     def _keys(self, x: Tensor, sigma: float, options: dict) -> list[Hashable]:
@@ -214,7 +216,7 @@ class Run:
         if kept is None or kept.selected_at < select_turn:
             return Call(self.settings, Action.RESELECT, Kept(len(keys), step, step), step, **about)
         if kept.weighed_at < turns[-1]:
-            renewed = Kept(kept.chunks, kept.selected_at, step, dict(kept.merges), dict(kept.destinations))
+            renewed = Kept(kept.chunks, kept.selected_at, step, dict(kept.merges))
             return Call(self.settings, Action.REWEIGHT, renewed, step, **about)
         return Call(self.settings, Action.REUSE, kept, step, **about)
 

@@ -51,7 +51,7 @@ class UNetFamily(Family):
         for path, depth in _transformers(model.model.diffusion_model).items():
             for i in range(depth):
                 skipped = max(0, settings.skip_first_blocks - len(self.places) + i)
-                place = Place(path, path if settings.carries else None, i, first=i == skipped, last=i == depth - 1)
+                place = Place(path, path if settings.carries else "unet", i, first=i == skipped, last=i == depth - 1)
                 self.places.append(place)
                 self.paths[place] = f"diffusion_model.{path}.transformer_blocks.{i}"
         self.merged = self.places[max(0, settings.skip_first_blocks) :]

@@ -1,0 +1,49 @@
+"""Every case of the table, sampled by ComfyUI unmerged and merged."""
+
+import builders
+import pytest
+import setups
+import torch
+from cases import CASES
+from conftest import report
+
+STEPS, RATIOS = 4, (0.25, 0.75)
+
+
+def arguments(case, model):
+    run = dict(case.run)
+    width, height = run.setdefault("width", 128), run.setdefault("height", 128)
+    positive, negative = getattr(setups, case.conds)(model, width, height)
+    if run.get("latent") == "noise":
+        shape = builders.empty_latent(model, width, height, run.get("batch", 1)).shape
+        run["latent"] = torch.randn(shape, generator=torch.Generator().manual_seed(6))
+    if run.pop("noise_mask", False):
+        run["noise_mask"] = torch.zeros(1, 1, height, width)
+        run["noise_mask"][..., : width // 2] = 1
+    return {"steps": STEPS, "positive": positive, "negative": negative, **run}
+
+
+@pytest.mark.parametrize("case,name", [pytest.param(c, n, id=f"{c.name}-{n}") for c in CASES for n in c.models])
+def test_case(models, merged, case, name):
+    model = models[name]
+    kwargs = arguments(case, model)
+    before = builders.sample(model, **kwargs)
+    distances = []
+    for ratio in RATIOS:
+        patched = merged(model, ratio=ratio)
+        out = builders.sample(patched, **kwargs)
+        assert out.shape == before.shape
+        assert torch.isfinite(out).all()
+        distances.append(((out - before).norm() / before.norm()).item())
+        told = report(patched)
+        if case.merges:
+            assert told.blocks_merged == told.blocks
+            assert told.tokens and all(after == max(1, round((1 - ratio) * n)) for n, after in told.tokens.values())
+            assert 0 < told.flops_saved < 1
+            assert not told.unmerged_because
+        else:
+            assert told.unmerged_because and not told.tokens
+            assert torch.equal(out, before)
+    if case.merges:
+        assert 0 < distances[0] < distances[1] < case.far, distances
+        assert torch.equal(out, builders.sample(patched, **kwargs)), "a repeated run differs"

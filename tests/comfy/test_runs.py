@@ -1,0 +1,206 @@
+"""Runs keep to themselves: prompts apart, sizes apart, nothing left behind, the same again on repeat."""
+
+from __future__ import annotations
+
+import gc
+
+import builders
+import pytest
+import torch
+from conftest import report
+
+SIZE = {"width": 128, "height": 128, "steps": 5, "cfg": 3.0}
+
+
+class OneByOne:
+    """Makes ComfyUI evaluate prompts in separate calls, as it does when memory is short: always, or at every
+    other call. Done through the model's own estimate of the memory it needs."""
+
+    def __init__(self, monkeypatch, model, every: int = 1):
+        self.calls = 0
+        needed = model.model.memory_required
+
+        def memory_required(input_shape, **kwargs):
+            self.calls += 1
+            short = input_shape[0] > 1 and (self.calls // 3) % every == 0
+            return float("inf") if short else needed(input_shape, **kwargs)
+
+        monkeypatch.setattr(model.model, "memory_required", memory_required)
+
+
+def check_prompts_apart(models, merged, monkeypatch, name: str, every: int = 1, **settings) -> None:
+    """In one batch, one by one, or changing: the same picture."""
+    patched = merged(models[name], **settings)
+    together = builders.sample(patched, **SIZE)
+    with monkeypatch.context() as patch:
+        OneByOne(patch, models[name], every)
+        apart = builders.sample(patched, **SIZE)
+    assert (together - apart).norm() < 1e-3 * together.norm()
+    assert report(patched).blocks_merged == report(patched).blocks
+
+
+@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("name", ["flux", "sdxl"])
+def test_prompts_are_kept_apart(models, merged, monkeypatch, name, every):
+    check_prompts_apart(models, merged, monkeypatch, name, every)
+
+
+def test_prompts_are_kept_apart_when_weights_are_renewed(models, merged, monkeypatch):
+    settings = {"carry_detail": False, "reselect_every": 4, "reweight_every": 2, "budget": "adaptive"}
+    check_prompts_apart(models, merged, monkeypatch, "sdxl", 2, **settings)
+
+
+def check_pictures_apart(models, merged, name: str) -> None:
+    """A batch of two is what each of its pictures is alone."""
+    patched = merged(models[name])
+    noise = torch.randn(builders.empty_latent(models[name], batch=2).shape, generator=torch.Generator().manual_seed(2))
+    run = {**SIZE, "denoise": 0.5}
+    both = builders.sample(patched, latent=noise, **run)
+    alone = [builders.sample(patched, latent=noise[i : i + 1], **run) for i in range(2)]
+    # the sampler's noise is drawn for the whole batch: only the first picture gets the same alone
+    assert (both[0] - alone[0][0]).norm() < 1e-3 * both[0].norm()
+    assert (both[1] - alone[0][0]).norm() > 1e-2 * both[1].norm()
+
+
+@pytest.mark.parametrize("name", ["flux", "sdxl"])
+def test_pictures_of_a_batch_are_kept_apart(models, merged, name):
+    check_pictures_apart(models, merged, name)
+
+
+def check_second_pass(models, merged, name: str) -> None:
+    """A hi-res pass after a small one, with the same patched model, is what it is alone."""
+    patched = merged(models[name])
+    large = {**SIZE, "width": 192, "height": 160, "denoise": 0.6}
+    alone = builders.sample(patched, **large)
+    small = builders.sample(patched, **SIZE)
+    after = builders.sample(patched, **large)
+    assert torch.equal(alone, after)
+    assert torch.equal(small, builders.sample(patched, **SIZE))
+
+
+@pytest.mark.parametrize("name", ["flux", "sdxl"])
+def test_a_second_pass_of_another_size_starts_anew(models, merged, name):
+    check_second_pass(models, merged, name)
+
+
+def check_deep_shrink(models, merged) -> None:
+    """PatchModelAddDownscale changes the token grid within one run: both grids are merged, each by itself."""
+    from comfy_extras.nodes_model_downscale import PatchModelAddDownscale
+
+    def shrunk(model):
+        make = PatchModelAddDownscale
+        args = (model, 3, 2.0, 0.0, 0.4, True, "bicubic", "bicubic")
+        if hasattr(make, "execute") and not hasattr(make, "patch"):
+            return make.execute(*args).args[0]
+        return make().patch(*args)[0]
+
+    run = {**SIZE, "steps": 6}
+    before = builders.sample(shrunk(models["sdxl"]), **run)
+    patched = shrunk(merged(models["sdxl"], reselect_every=4))
+    out = builders.sample(patched, **run)
+    told = report(patched)
+    assert torch.isfinite(out).all()
+    assert (out - before).norm() < 0.5 * before.norm()
+    assert {n for n, _ in told.tokens.values()} >= {64, 16}, told.tokens
+    assert not told.unmerged_because
+
+
+def test_a_grid_that_changes_within_the_run(models, merged):
+    check_deep_shrink(models, merged)
+
+
+class Stop(Exception):
+    pass
+
+
+@pytest.mark.parametrize("name", ["flux", "sdxl"])
+@pytest.mark.parametrize("at", [0, 2])
+def test_a_run_that_was_stopped_does_not_show_in_the_next(models, merged, name, at):
+    patched = merged(models[name])
+    fresh = builders.sample(patched, **SIZE)
+
+    def stop(step, *_):
+        if step == at:
+            raise Stop
+
+    with pytest.raises(Stop):
+        builders.sample(patched, **{**SIZE, "seed": 5}, callback=stop)
+    assert not report(patched).finished
+    assert "ended early" in report(patched).sentence()
+    assert torch.equal(fresh, builders.sample(patched, **SIZE))
+    assert report(patched).finished
+
+
+def ours_alive() -> list[str]:
+    from comfyui_toma.toma_core.merge import Merge
+    from comfyui_toma.toma_core.patcher.call import Call, Kept
+    from comfyui_toma.toma_core.patcher.run import Run
+
+    gc.collect()
+    return [type(o).__name__ for o in gc.get_objects() if isinstance(o, (Merge, Kept, Call, Run))]
+
+
+@pytest.mark.parametrize("name", ["flux", "sdxl"])
+def test_nothing_is_left_behind(models, merged, name):
+    """After a run all it kept is freed, and the shared model is as it was."""
+    model = models[name]
+    before = builders.sample(model, **SIZE)
+    modules = {path: dict(m.__dict__) for path, m in model.model.named_modules()}
+    options = repr(model.model_options)
+    patched = merged(model)
+    builders.sample(patched, **SIZE)
+    assert not ours_alive()
+    assert torch.equal(before, builders.sample(model, **SIZE))
+    assert repr(model.model_options) == options
+    for path, module in model.model.named_modules():
+        forward = module.__dict__.get("forward")
+        assert forward is None or forward.__self__ is module, path  # ComfyUI puts the bound method back
+        assert set(module.__dict__) - {"forward"} == set(modules[path]) - {"forward"}, path
+
+
+@pytest.mark.parametrize("name", ["flux", "sdxl"])
+def test_ratio_zero_changes_nothing_and_still_measures(models, merged, name):
+    patched = merged(models[name], ratio=0.0)
+    assert torch.equal(builders.sample(models[name], **SIZE), builders.sample(patched, **SIZE))
+    told = report(patched)
+    assert told.seconds > 0 and told.steps == SIZE["steps"] and told.flops_full == told.flops_run > 0
+    assert told.actions == ["LEAVE"] * SIZE["steps"]
+
+
+def test_statistics_count_what_was_done(models, merged):
+    patched = merged(models["sdxl"], ratio=0.5, reselect_every=3, end_percent=0.8)
+    builders.sample(patched, **{**SIZE, "steps": 10})
+    told = report(patched)
+    assert told.actions == ["RESELECT", "REUSE", "REUSE"] * 2 + ["RESELECT", "REUSE"] + ["LEAVE"] * 2
+    assert told.tokens == {"8x8": (64, 32), "4x4": (16, 8)}
+    assert told.calls == 10
+    assert told.attention == "attention: pytorch"
+    line = told.sentence()
+    for part in ("unet", "28 of 28", "8x8 64 -> 32", "3 reselected", "5 reused", "2 left alone", "attention: pytorch"):
+        assert part in line
+
+
+def test_saved_flops_are_those_of_the_shapes(models, merged):
+    """Against torch's own FLOP counter over the transformer blocks."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    def counted(model):
+        total = 0
+        with FlopCounterMode(display=False) as counter:
+            builders.sample(model, **{**SIZE, "steps": 3, "cfg": 1.0})
+        for path, by_op in counter.get_flop_counts().items():
+            if path.rsplit(".", 2)[-1].isdigit() and path.split(".")[-2].endswith("_blocks"):
+                total += sum(by_op.values())
+        return total
+
+    patched = merged(models["flux"], reselect_every=3)
+    full, run = counted(models["flux"]), counted(patched)
+    told = report(patched)
+    assert told.flops_saved == pytest.approx(1 - run / full, abs=0.03)
+
+
+def test_of_two_nodes_in_a_row_the_last_counts(models, merged):
+    model = models["sdxl"]
+    once = builders.sample(merged(model, ratio=0.5), **SIZE)
+    twice = merged(merged(model, ratio=0.75, tile_size=4), ratio=0.5)
+    assert torch.equal(once, builders.sample(twice, **SIZE))

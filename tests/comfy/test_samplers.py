@@ -1,0 +1,93 @@
+"""All of ComfyUI's samplers and schedulers, and schedules of one's own."""
+
+import builders
+import pytest
+import torch
+from conftest import report
+
+
+def sampler_names():
+    """Read from ComfyUI's source, since tests are collected before ComfyUI is imported."""
+    import ast
+    import os
+    from pathlib import Path
+
+    tree = ast.parse((Path(os.environ["COMFYUI_PATH"]) / "comfy" / "samplers.py").read_text(encoding="utf-8"))
+    found = {}
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            found[node.targets[0].id] = node.value
+    ksampler = [e.value for e in found["KSAMPLER_NAMES"].elts]
+    handlers = [k.value for k in found["SCHEDULER_HANDLERS"].keys]
+    return [*ksampler, "ddim", "uni_pc", "uni_pc_bh2"], handlers
+
+
+SAMPLERS, SCHEDULERS = sampler_names()
+
+
+def one(model, merged, **run):
+    patched = merged(model, reselect_every=2)
+    out = builders.sample(patched, **{"width": 64, "height": 64, "steps": 4, "cfg": 2.0, **run})
+    assert torch.isfinite(out).all()
+    told = report(patched)
+    assert told.tokens and told.blocks_merged == told.blocks, told.sentence()
+    assert set(told.actions) >= {"RESELECT", "REUSE"}, told.actions
+    return out
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_sampler(models, merged, sampler):
+    for name in ("flux", "sdxl")[:: 1 if sampler in ("euler", "dpmpp_2m", "heun", "dpmpp_sde", "lcm") else 2]:
+        one(models[name], merged, sampler=sampler)
+
+
+def test_all_samplers_are_tried(comfy):
+    import comfy.samplers
+
+    assert set(SAMPLERS) == set(comfy.samplers.SAMPLER_NAMES)
+    assert set(SCHEDULERS) == set(comfy.samplers.SCHEDULER_NAMES)
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_scheduler(models, merged, scheduler):
+    one(models["sdxl"], merged, scheduler=scheduler)
+
+
+@pytest.mark.parametrize(
+    "sigmas", [[1.0, 0.0], [1.0, 0.9, 0.5, 0.2], [0.8, 0.8, 0.6, 0.6, 0.3, 0.0], [1.0, 0.5, 0.9, 0.4, 0.0]]
+)
+def test_schedules_of_ones_own(models, merged, sigmas):
+    import comfy.sample
+    import comfy.samplers
+
+    model = models["flux"]
+    latent = builders.empty_latent(model)
+    noise = comfy.sample.prepare_noise(latent, 1)
+    cond = builders.conditioning(model)
+    outs = []
+    for m in (model, merged(model, reselect_every=2)):
+        args = (m, noise, 1.0, comfy.samplers.sampler_object("euler"), torch.tensor(sigmas), cond, cond, latent)
+        outs.append(comfy.sample.sample_custom(*args, disable_pbar=True, seed=1))
+    assert torch.isfinite(outs[1]).all()
+    assert (outs[1] - outs[0]).norm() < 0.5 * outs[0].norm()
+    assert report(m).steps == len(sigmas) - 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", ["flux", "sdxl"])
+def test_half_precision(comfy, merged, tmp_path, name, dtype):
+    """The blocks really run in half precision, and the merged result is that of fp32 within its rounding."""
+    model = builders.tiny_sdxl() if name == "sdxl" else builders.tiny_flux(tmp_path / "half.safetensors", hidden=128)
+    run = {"width": 128, "height": 128, "steps": 4, "cfg": 2.0}
+    exact = builders.sample(merged(model), **run)
+    model.model.diffusion_model.to(dtype)
+    model.model.diffusion_model.dtype = dtype
+    patched = merged(model)
+    out = builders.sample(patched, **run)
+    assert model.model.get_dtype_inference() == dtype
+    assert torch.isfinite(out).all()
+    assert report(patched).blocks_merged == report(patched).blocks
+    unmerged = builders.sample(model, **run)
+    # rounding moves picks, which costs more than rounding itself: compare with what merging costs
+    cost = (exact - unmerged).norm()
+    assert (out - exact).norm() < max(2 * cost, 0.02 * exact.norm())
