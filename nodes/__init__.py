@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from comfy_api.latest import ComfyExtension, io
 
+from .compare import ToMACompare
 from .live import add_route
+from .preview import ToMAPreview
 from .toma import ToMA
 
 
@@ -13,4 +15,4 @@ class ToMAExtension(ComfyExtension):
         add_route()
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
-        return [ToMA]
+        return [ToMA, ToMAPreview, ToMACompare]

@@ -1,5 +1,6 @@
 // ComfyUI-ToMA in the page: what the nodes show. Each part is in a file of its own.
 import { app } from "../../scripts/app.js";
+import { addSummary } from "./compare.js";
 import { SETTING, tellServer, watchPicks } from "./live.js";
 import { addPreview } from "./preview.js";
 import { addStrip } from "./strip.js";
@@ -27,5 +28,6 @@ app.registerExtension({
   nodeCreated(node) {
     if (node.comfyClass === "ToMA" && presets) node.tomaStrip = addStrip(node, presets);
     if (node.comfyClass === "ToMAPreview") addPreview(node);
+    if (node.comfyClass === "ToMACompare") addSummary(node);
   },
 });

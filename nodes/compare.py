@@ -1,0 +1,147 @@
+"""The node `ToMACompare`: what merging cost the picture, and how much faster it was."""
+
+from __future__ import annotations
+
+from math import inf, nan
+
+import torch
+from comfy_api.latest import io, ui
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+
+from ..toma_core import quality
+from .reports import reports_of
+
+_DARK = (20, 22, 26)
+
+
+class ToMACompare(io.ComfyNode):
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="ToMACompare",
+            display_name="ToMA Compare",
+            category="model/patch",
+            description="Two pictures side by side with their difference: how alike they are, and how much "
+            "faster the second one was made.",
+            search_aliases=["psnr", "ssim", "image difference", "toma quality"],
+            is_output_node=True,
+            inputs=[
+                io.Image.Input("reference", tooltip="The picture to be compared with: made without merging."),
+                io.Image.Input("image", tooltip="The picture made with merging, from the same seed."),
+                io.ClipVision.Input(
+                    "clip_vision",
+                    optional=True,
+                    tooltip="DINOv2, DINOv3 or CLIP: adds a distance that sees content and not pixels.",
+                ),
+                io.Model.Input(
+                    "reference_model",
+                    optional=True,
+                    tooltip="The model that made the reference, for its seconds a step: with a ToMA of ratio "
+                    "0, which only measures.",
+                ),
+                io.Model.Input("image_model", optional=True, tooltip="The model that made the picture."),
+            ],
+            outputs=[
+                io.Image.Output("comparison", tooltip="Reference, picture and difference, side by side."),
+                io.Float.Output("psnr", tooltip="Decibels; higher is closer, infinite for equal pictures."),
+                io.Float.Output("ssim", tooltip="Structural similarity: 1 for equal pictures."),
+                io.Float.Output("embedding_distance", tooltip="0: equal content. No number without encoder."),
+                io.Float.Output("reference_seconds", tooltip="Seconds a step of reference_model."),
+                io.Float.Output("image_seconds", tooltip="Seconds a step of image_model."),
+                io.Float.Output("speedup", tooltip="How many times faster a step was."),
+                io.String.Output("summary", tooltip="All of it in one sentence."),
+            ],
+        )
+
+    @classmethod
+    def execute(
+        cls, reference: Tensor, image: Tensor, clip_vision=None, reference_model=None, image_model=None
+    ) -> io.NodeOutput:
+        if reference.shape != image.shape:
+            sizes = f"image is {_size(image)} and reference {_size(reference)}"
+            raise ValueError(f"{sizes}: only pictures of the same size and number can be compared.")
+        reference, image = reference[..., :3].float(), image[..., :3].float()
+        psnr, ssim = quality.psnr(reference, image), quality.ssim(reference, image)
+        distance = _distance(clip_vision, reference, image) if clip_vision is not None else nan
+        before = _seconds(reference_model, "reference_model")
+        after = _seconds(image_model, "image_model")
+        speedup = before / after if after else nan
+        picture = _side_by_side(reference, image)
+        text = _sentence(psnr, ssim, distance, before, after, speedup)
+        shown = {**ui.PreviewImage(picture, cls=cls).as_dict(), "toma_summary": [text]}
+        return io.NodeOutput(picture, psnr, ssim, distance, before, after, speedup, text, ui=shown)
+
+
+def _size(pictures: Tensor) -> str:
+    count, height, width, _ = pictures.shape
+    return f"{count} of {width}x{height}"
+
+
+def _seconds(model, name: str) -> float:
+    """Seconds a step of the last run of a model, or nan without one."""
+    return reports_of(model, name)[-1].seconds_per_step if model is not None else nan
+
+
+def _distance(clip_vision, reference: Tensor, image: Tensor) -> float:
+    return quality.embedding_distance(_embedding(clip_vision, reference), _embedding(clip_vision, image))
+
+
+def _embedding(clip_vision, pictures: Tensor) -> Tensor:
+    """What the encoder makes of the whole pictures, [B, D]."""
+    if clip_vision.model_type != "dinov3":
+        return clip_vision.encode_image(pictures, crop=False)["image_embeds"]
+    # encode_image asks for hidden states that ComfyUI's DINOv3 does not give.
+    from comfy.clip_model import clip_preprocess
+    from comfy.model_management import load_model_gpu
+
+    load_model_gpu(clip_vision.patcher)
+    scale = {"mean": clip_vision.image_mean, "std": clip_vision.image_std}
+    pictures = pictures.to(clip_vision.load_device)
+    pixels = clip_preprocess(pictures, size=clip_vision.image_size, crop=False, **scale).float()
+    return clip_vision.model(pixel_values=pixels)[2].cpu()
+
+
+def _side_by_side(reference: Tensor, image: Tensor) -> Tensor:
+    """Two [B, H, W, 3] to one [B, H', W', 3]: reference, picture and difference, each under its name."""
+    apart = quality.difference(reference, image)
+    most = float(apart.max()) or 1.0
+    height, width = image.shape[1:3]
+    gap = torch.tensor(_DARK).div(255).expand(height, max(4, width // 64), 3)
+    names = _names(width, gap.shape[1], most)
+    rows = [torch.cat([a, gap, b, gap, _heat(d / most)], 1) for a, b, d in zip(reference, image, apart)]
+    return torch.stack([torch.cat([names, row]) for row in rows])
+
+
+def _heat(share: Tensor) -> Tensor:
+    """0..1 as black, red, yellow, white: [..., 3]"""
+    return torch.stack([3 * share, 3 * share - 1, 3 * share - 2], -1).clamp(0, 1)
+
+
+def _names(width: int, gap: int, most: float) -> Tensor:
+    """The line above the pictures, [h, 3 width + 2 gap, 3], with the scale of the difference."""
+    size = max(9, min(28, width // 16))
+    font, pad = ImageFont.load_default(size), max(2, size // 3)
+    line = Image.new("RGB", (3 * width + 2 * gap, size + 2 * pad), _DARK)
+    draw = ImageDraw.Draw(line)
+    for place, name in enumerate(("reference", "image", "difference")):
+        draw.text((place * (width + gap) + pad, pad), name, "white", font, anchor="lt")
+    low = 2 * (width + gap) + pad + round(font.getlength("difference 0 "))
+    high = line.width - pad - round(font.getlength(f" {most:.2f}"))
+    draw.text((low - pad, pad), "0", "white", font, anchor="rt")
+    draw.text((line.width - pad, pad), f"{most:.2f}", "white", font, anchor="rt")
+    pixels = torch.frombuffer(bytearray(line.tobytes()), dtype=torch.uint8) / 255
+    pixels = pixels.view(line.height, line.width, 3)
+    if high - low > size:
+        pixels[pad : pad + size, low:high] = _heat(torch.linspace(0, 1, high - low))
+    return pixels
+
+
+def _sentence(psnr: float, ssim: float, distance: float, before: float, after: float, speedup: float) -> str:
+    likeness = f"PSNR {psnr:.1f} dB, SSIM {ssim:.3f}" if psnr < inf else "The pictures are equal (SSIM 1)"
+    if distance == distance:
+        likeness += f", embedding distance {distance:.3f}"
+    if speedup == speedup:
+        faster = f"{speedup:.2f} times as fast" if speedup >= 1 else f"{1 / speedup:.2f} times slower"
+        return f"{likeness}; {faster}: {after:.3g} s a step instead of {before:.3g} s."
+    return f"{likeness}."

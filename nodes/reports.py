@@ -1,0 +1,21 @@
+"""The reports that a sampled MODEL carries, or a sentence that says why there are none."""
+
+from __future__ import annotations
+
+from ..toma_core.patcher.run import KEY, Report
+
+
+def reports_of(model, name: str) -> list[Report]:
+    """The runs of a model, oldest first. `name` is the input it came in by, for the message."""
+    handle = model.model_options.get(KEY)
+    if handle is None:
+        raise ValueError(
+            f"{name} has no ToMA: connect the model that comes out of a ToMA node and goes into the sampler. "
+            "To time an unmerged run, give it a ToMA node with preset custom and ratio 0."
+        )
+    if not handle.reports:
+        raise ValueError(
+            f"{name} has not been sampled with: connect the same model to a sampler, and what that sampler "
+            "made to this node."
+        )
+    return list(handle.reports)

@@ -1,0 +1,221 @@
+"""ToMAPreview and ToMACompare in process, on tiny models: what they draw, count and say."""
+
+import json
+
+import pytest
+import torch
+
+
+@pytest.fixture(scope="module")
+def pack(comfy):
+    import comfyui_toma
+    import comfyui_toma.nodes.compare
+    import comfyui_toma.nodes.preview
+
+    return comfyui_toma
+
+
+@pytest.fixture(scope="module")
+def sampled(pack, comfy):
+    """A tiny SDXL with ToMA and recording, sampled once with a batch of 3 at 128x64."""
+    import builders
+
+    model = merged(pack, builders.tiny_sdxl(), record=True, reselect_every=2)
+    builders.sample(model, 128, 64, batch=3, steps=4)
+    return model
+
+
+def merged(pack, model, record=False, **settings):
+    from comfyui_toma.toma_core.patcher import patch
+    from comfyui_toma.toma_core.settings import Settings
+
+    return patch(model, Settings(tile_size=4, **settings), record)
+
+
+def preview(model, images, step=0, blocks="", style="kept tokens"):
+    from comfyui_toma.nodes.preview import ToMAPreview
+
+    output = ToMAPreview.execute(model, images, step, blocks, style)
+    return output.args[0], output.args[1], output.ui["toma"][0]
+
+
+def dots(picture, grid) -> int:
+    """Kept tokens counted in the picture: cells whose middle has the colour of a dot."""
+    from comfyui_toma.toma_core.overlay import DOT
+
+    (height, width), (rows, columns) = picture.shape[:2], grid
+    y = ((torch.arange(rows) + 0.5) * height / rows).long()
+    x = ((torch.arange(columns) + 0.5) * width / columns).long()
+    middles = picture[y[:, None], x[None]]
+    return int(((middles - torch.tensor(DOT)).abs().amax(-1) < 0.02).sum())
+
+
+def test_dots_in_the_picture_are_the_kept_tokens_of_the_statistics(sampled):
+    images = torch.rand(3, 512, 1024, 3) * 0.5
+    picture, text, page = preview(sampled, images)
+    pick = sampled.model_options["toma"].reports[-1].picks[0]
+    assert picture.shape == images.shape
+    assert [dots(one, pick.grid) for one in picture] == [pick.kept.shape[1]] * 3
+    assert f"{pick.kept.shape[1]} of {pick.assignment.shape[1]} tokens kept" in text
+    assert len(page["images"]) == 3
+
+
+def test_page_gets_every_pick_as_it_was(sampled):
+    import folder_paths
+
+    _, _, page = preview(sampled, torch.rand(3, 64, 128, 3))
+    with open(folder_paths.get_temp_directory() + "/" + page["picks"]["filename"]) as file:
+        recorded = json.load(file)
+    picks = sampled.model_options["toma"].reports[-1].picks
+    assert len(recorded["picks"]) == len(picks)
+    from base64 import b64decode
+
+    for sent, pick in zip(recorded["picks"], picks):
+        assert (sent["step"], sent["group"], tuple(sent["grid"])) == (pick.step, pick.group, tuple(pick.grid))
+        for image in range(3):
+            kept = torch.frombuffer(bytearray(b64decode(sent["kept"][image])), dtype=torch.int32)
+            assert torch.equal(kept.long(), pick.kept[image].long())
+
+
+def test_step_and_blocks_choose_the_pick(sampled):
+    images = torch.rand(3, 512, 1024, 3) * 0.5
+    picks = sampled.model_options["toma"].reports[-1].picks
+    groups = sorted({pick.group for pick in picks})
+    assert len(groups) == 2
+    assert "chosen at step 1:" in preview(sampled, images, step=2)[1]
+    assert "chosen at step 3:" in preview(sampled, images, step=3)[1]
+    assert "chosen at step 3:" in preview(sampled, images)[1]
+    for group in groups:
+        assert f"Blocks {group}," in preview(sampled, images, blocks=group)[1]
+    with pytest.raises(ValueError, match=f"this run has .*{groups[0]}"):
+        preview(sampled, images, blocks="99x99")
+
+
+def test_regions_drawn_are_the_regions_picked(pack):
+    """A picture of four flat quarters, merged into one token each: filled with the quarters' colours."""
+    from comfyui_toma.nodes.preview import _draw
+    from comfyui_toma.toma_core.patcher.run import Pick
+
+    colours = torch.tensor([[[0.8, 0.1, 0.1], [0.1, 0.6, 0.1]], [[0.1, 0.1, 0.7], [0.5, 0.5, 0.1]]])
+    picture = colours.repeat_interleave(128, 0).repeat_interleave(128, 1)
+    assignment = torch.tensor([[0, 1], [2, 3]]).repeat_interleave(4, 0).repeat_interleave(4, 1).reshape(1, 64)
+    kept, sizes = torch.tensor([[9, 13, 41, 45]]), torch.full((1, 4), 16.0)
+    pick = Pick(0, "8x8", (8, 8), kept, assignment, sizes)
+    drawn = _draw("regions", picture + 0.05 * torch.rand(256, 256, 1), pick, 0)
+    for row in range(2):
+        for column in range(2):
+            inside = drawn[row * 128 + 16 : row * 128 + 112, column * 128 + 16 : column * 128 + 112]
+            assert inside.std((0, 1)).max() < 1e-5, "a region has one colour and no line inside"
+            assert (inside[0, 0] - colours[row, column]).abs().max() < 0.06
+    assert (drawn[60, 124:132] - drawn[60, 100]).abs().max() > 0.1, "a line between two regions"
+
+
+def test_never_ran_and_plain_models_say_which_input_and_what_to_do(pack, sampled):
+    import builders
+    from comfyui_toma.nodes.compare import ToMACompare
+
+    images = torch.rand(1, 64, 64, 3)
+    plain = builders.tiny_sdxl()
+    with pytest.raises(ValueError, match="model has no ToMA"):
+        preview(plain, images)
+    with pytest.raises(ValueError, match="model has not been sampled with"):
+        preview(merged(pack, plain, record=True), images)
+    with pytest.raises(ValueError, match="reference_model has no ToMA.*ratio 0"):
+        ToMACompare.execute(images, images, reference_model=plain, image_model=sampled)
+
+
+def test_another_size_is_drawn_and_said(sampled):
+    picture, text, _ = preview(sampled, torch.rand(1, 256, 256, 3))
+    assert picture.shape == (1, 256, 256, 3)
+    assert "not the picture of the run" in text
+
+
+def test_unmerged_run_is_darkened_and_said(pack):
+    import builders
+
+    model = merged(pack, builders.tiny_sdxl(), record=True, ratio=0.0)
+    builders.sample(model, 64, 64, steps=2)
+    images = torch.rand(1, 64, 64, 3)
+    picture, text, page = preview(model, images)
+    assert "No tokens were merged" in text
+    assert torch.allclose(picture, images * 0.35)
+
+
+def test_run_before_the_preview_was_connected_says_so(pack):
+    import builders
+
+    model = merged(pack, builders.tiny_sdxl())
+    builders.sample(model, 64, 64, steps=2)
+    with pytest.raises(ValueError, match="before the preview was connected.*change the seed"):
+        preview(model, torch.rand(1, 64, 64, 3))
+
+
+def test_second_pass_is_told_from_the_first_by_its_shape(pack):
+    import builders
+
+    model = merged(pack, builders.tiny_sdxl(), record=True, reselect_every=1)
+    builders.sample(model, 64, 64, steps=2)
+    builders.sample(model, 128, 64, steps=2)
+    reports = model.model_options["toma"].reports
+    for report, size in zip(reports, ((64, 64), (64, 128))):
+        text = preview(model, torch.rand(1, *size, 3))[1]
+        assert report.sentence() in text and "stretched" not in text
+
+
+def compare(*args, **inputs):
+    from comfyui_toma.nodes.compare import ToMACompare
+
+    return ToMACompare.execute(*args, **inputs)
+
+
+def test_compare_counts_and_sums_up(pack, sampled):
+    images = torch.rand(2, 64, 96, 3)
+    same = compare(images, images)
+    picture, psnr, ssim, distance, before, after, speedup, text = same.args
+    assert psnr == float("inf") and abs(ssim - 1) < 1e-6
+    assert distance != distance and speedup != speedup
+    assert text == "The pictures are equal (SSIM 1)."
+    noisy = (images + 0.1 * torch.randn_like(images)).clamp(0, 1)
+    picture, psnr, ssim, *_, text = compare(images, noisy, reference_model=sampled, image_model=sampled).args
+    assert picture.shape[0] == 2 and picture.shape[2] > 3 * 96
+    assert 15 < psnr < 25 and 0 < ssim < 1
+    assert f"PSNR {psnr:.1f} dB" in text and "as fast" in text
+    with pytest.raises(ValueError, match="only pictures of the same size"):
+        compare(images, images[:, :32])
+
+
+@pytest.mark.parametrize("kind", ["clip", "dinov2", "dinov3"])
+def test_embedding_distance_with_each_encoder(pack, kind):
+    encoder = tiny_encoder(kind)
+    images = torch.rand(1, 64, 64, 3)
+    assert abs(compare(images, images, clip_vision=encoder).args[3]) < 1e-5
+    other = compare(images, 1 - images, clip_vision=encoder).args
+    assert other[3] > 1e-5 and "embedding distance" in other[-1]
+
+
+def tiny_encoder(kind: str):
+    """ComfyUI's own CLIP_VISION with a small random encoder."""
+    import comfy.clip_vision
+    import comfy.image_encoders.dino3
+
+    common = {
+        "hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 128,
+        "image_size": 56, "patch_size": 14, "num_channels": 3, "hidden_act": "gelu", "layer_norm_eps": 1e-5,
+        "image_mean": [0.5] * 3, "image_std": [0.5] * 3,
+    }  # fmt: skip
+    more = {
+        "clip": {"model_type": "clip_vision_model", "projection_dim": 32},
+        "dinov2": {"model_type": "dinov2", "use_swiglu_ffn": False},
+        "dinov3": {**comfy.image_encoders.dino3.DINOV3_VITH_CONFIG, **common, "patch_size": 14},
+    }[kind]
+    import tempfile
+
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump({**common, **more}, file)
+        file.flush()
+        encoder = comfy.clip_vision.ClipVisionModel(file.name if kind != "dinov3" else {**common, **more})
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in encoder.model.parameters():
+            weight.copy_(torch.randn(weight.shape, generator=generator) * 0.1)
+    return encoder
