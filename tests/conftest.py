@@ -14,7 +14,6 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != ROOT]
 
 NO_CHROMIUM = "Chromium was not found: install it (or set CHROMIUM to its path) and run the tests again."
-CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 CHROMIUM_FLAGS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -54,7 +53,7 @@ def server(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def browser(request):
-    path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, CHROMIUM_NAMES)), None)
+    path = os.environ.get("CHROMIUM") or shutil.which("chromium")
     if not path:
         pytest.skip(NO_CHROMIUM)
     from playwright.sync_api import sync_playwright

