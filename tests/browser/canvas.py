@@ -100,6 +100,24 @@ class Canvas:
             [node, name, value],
         )
 
+    def widget_point(self, node: int, name: str, across: float) -> tuple[float, float]:
+        """Where a classic widget is on the screen, at a share of its width from the right edge for small
+        shares: its arrows, its slider."""
+        return tuple(
+            self.page.evaluate(
+                """([id, name, across]) => {
+                  const node = app.graph.getNodeById(id), {scale, offset} = app.canvas.ds;
+                  const rect = app.canvas.canvas.getBoundingClientRect();
+                  const widget = node.widgets.find((w) => w.name === name), y = widget.last_y ?? widget.y;
+                  const width = widget.width ?? node.size[0];
+                  const x = across < 0.1 ? width - 24 : 15 + across * (width - 30);
+                  return [(node.pos[0] + x + offset[0]) * scale + rect.left,
+                          (node.pos[1] + y + 10 + offset[1]) * scale + rect.top];
+                }""",
+                [node, name, across],
+            )
+        )
+
     def element(self, node: int, name: str):
         """The DOM element of a widget."""
         return self.page.evaluate_handle(

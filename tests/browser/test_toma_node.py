@@ -1,0 +1,179 @@
+"""The ToMA node in the page: presets, the strip, its state, by mouse and keyboard."""
+
+import itertools
+import json
+
+SETTINGS = (
+    "ratio", "tile_size", "reselect_every", "reweight_every", "start_percent", "end_percent", "merge", "budget",
+    "skip_first_blocks", "carry_detail",
+)  # fmt: skip
+
+
+def test_page_and_python_agree_on_the_schedule(page):
+    from comfyui_toma.toma_core.schedule import Schedule, as_json
+
+    every, bounds = (1, 2, 3, 5, 10), ((0.0, 1.0), (0.1, 0.9), (0.35, 0.6), (0.5, 0.5), (0.0, 0.33))
+    schedules = [Schedule(a, b, *ends) for a, b, ends in itertools.product(every, every, bounds)]
+    expected = as_json(schedules, (1, 2, 4, 7, 20, 50))
+    got = page.evaluate(
+        """async (cases) => {
+          const {table} = await import("/extensions/ComfyUI-ToMA/schedule.js");
+          return cases.map((settings) => table(settings, settings.steps));
+        }""",
+        expected,
+    )
+    assert got == [case["table"] for case in expected]
+
+
+def test_page_and_python_agree_on_what_settings_ask_for(page):
+    from comfyui_toma.toma_core.settings import MergeWhere, Settings
+
+    cases = [
+        Settings(reselect_every=a, reweight_every=b, merge=where, carry_detail=carry)
+        for a, b, where, carry in itertools.product((1, 3, 6), (1, 2, 3), MergeWhere, (True, False))
+    ]
+    got = page.evaluate(
+        """async (cases) => {
+          const {carries, scheduleOf, table} = await import("/extensions/ComfyUI-ToMA/schedule.js");
+          return cases.map((settings) => [carries(settings), table(scheduleOf(settings), 20)]);
+        }""",
+        [{name: as_widget(getattr(case, name)) for name in SETTINGS} for case in cases],
+    )
+    assert got == [[case.carries, [a.value for a in case.schedule.table(20)]] for case in cases]
+
+
+def as_widget(value):
+    return getattr(value, "value", value)
+
+
+def shown(canvas, node) -> dict:
+    return {name: canvas.widget(node, name) for name in SETTINGS}
+
+
+def preset_values(name: str, family: str) -> dict:
+    from comfyui_toma.toma_core.settings import PRESETS
+
+    values = {key: as_widget(getattr(PRESETS[name][family], key)) for key in SETTINGS}
+    return {**values, "tile_size": str(values["tile_size"])}
+
+
+def actions(canvas, node) -> list[str]:
+    return canvas.element(node, "schedule").get_attribute("data-actions").split()
+
+
+def choose_preset(canvas, node, renderer, name) -> None:
+    """By mouse: the arrow of the classic widget until it says so, or the list of the Vue one."""
+    page = canvas.page
+    if renderer == "vue":
+        page.locator(f'[data-node-id="{node}"] [aria-label="preset"]').click()
+        page.get_by_role("option", name=name, exact=True).click()
+    else:
+        canvas.set_widget(node, "preset", "balanced")
+        for _ in range(8):
+            if canvas.widget(node, "preset") == name:
+                break
+            x, y = canvas.widget_point(node, "preset", 0.04)
+            page.mouse.click(x, y)
+            page.wait_for_timeout(350)
+    page.wait_for_timeout(300)
+
+
+def test_widgets_follow_the_preset_and_touching_one_makes_it_custom(canvas, renderer, small_graph):
+    node, page = small_graph["toma"], canvas.page
+    canvas.frame(node)
+    assert canvas.widget(node, "preset") == "balanced"
+    assert shown(canvas, node) == preset_values("balanced", "flux")
+    for name in ("fast", "paper", "quality"):
+        choose_preset(canvas, node, renderer, name)
+        assert canvas.widget(node, "preset") == name
+        assert shown(canvas, node) == preset_values(name, "flux")
+    before, heights = actions(canvas, node), bar_heights(canvas, node)
+    drag_ratio(canvas, node, renderer)
+    page.wait_for_timeout(400)
+    assert canvas.widget(node, "preset") == "custom"
+    assert canvas.widget(node, "ratio") != preset_values("quality", "flux")["ratio"]
+    assert actions(canvas, node) == before, "the ratio does not change what the steps do"
+    assert bar_heights(canvas, node) != heights, "but how much they compute"
+    canvas.screenshot(f"toma-custom-{renderer}", node)
+
+
+def bar_heights(canvas, node) -> list[float]:
+    return canvas.element(node, "schedule").evaluate(
+        "(root) => [...root.querySelectorAll('.toma-bar')].map((bar) => bar.getBoundingClientRect().height)"
+    )
+
+
+def drag_ratio(canvas, node, renderer) -> None:
+    page = canvas.page
+    if renderer == "vue":
+        box = page.locator(f'[data-node-id="{node}"] [role="slider"]').first.bounding_box()
+        x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+        to = (x + 40, y)
+    else:
+        x, y = canvas.widget_point(node, "ratio", 0.5)
+        to = canvas.widget_point(node, "ratio", 0.85)
+    page.mouse.move(x, y)
+    page.mouse.down()
+    for part in (0.3, 0.6, 1.0):
+        page.mouse.move(x + (to[0] - x) * part, y)
+        page.wait_for_timeout(40)
+    page.mouse.up()
+
+
+def test_strip_follows_the_widgets_and_the_sampler(canvas, renderer, small_graph):
+    from comfyui_toma.toma_core.schedule import Schedule
+
+    node = small_graph["toma"]
+    canvas.set_widget(node, "merge", "each layer")
+    canvas.set_widget(node, "reselect_every", 6)
+    canvas.set_widget(node, "reweight_every", 2)
+    canvas.set_widget(node, "end_percent", 0.75)
+    assert actions(canvas, node) == [action.value for action in Schedule(6, 2, 0, 0.75).table(12)]
+    canvas.set_widget(small_graph["sample"], "steps", 30)
+    canvas.page.wait_for_timeout(600)
+    assert actions(canvas, node) == [action.value for action in Schedule(6, 2, 0, 0.75).table(30)]
+    assert "30 steps of KSampler" in canvas.element(node, "schedule").inner_text()
+    canvas.frame(node)
+    canvas.screenshot(f"toma-four-actions-{renderer}", node)
+
+
+def test_strip_by_keyboard_says_what_each_step_does(canvas, renderer, small_graph):
+    node, page = small_graph["toma"], canvas.page
+    canvas.frame(node)
+    strip = canvas.element(node, "schedule")
+    strip.query_selector(".toma-bars").focus()
+    page.keyboard.press("ArrowRight")
+    assert "step 1 of 12: chosen, full step" in strip.inner_text()
+    page.keyboard.press("ArrowRight")
+    assert "step 2 of 12: reused" in strip.inner_text()
+    page.keyboard.press("End")
+    assert "step 12 of 12" in strip.inner_text()
+    page.keyboard.press("Escape")
+    assert "12 steps of KSampler" in strip.inner_text()
+    assert page.evaluate("() => app.graph.nodes.length") == 5, "keys did not reach the canvas"
+
+
+def test_values_are_kept_in_the_workflow_file(canvas, renderer, small_graph):
+    node, page = small_graph["toma"], canvas.page
+    canvas.set_widget(node, "ratio", 0.65)
+    canvas.set_widget(node, "reselect_every", 7)
+    before = {"preset": canvas.widget(node, "preset"), **shown(canvas, node)}
+    saved = json.loads(page.evaluate("() => JSON.stringify(app.graph.serialize())"))
+    stored = next(n for n in saved["nodes"] if n["type"] == "ToMA")["widgets_values"]
+    assert stored[:2] == ["custom", 0.65] and len(stored) == 11, "the strip itself is not stored"
+    page.evaluate("(graph) => app.loadGraphData(graph)", saved)
+    page.wait_for_timeout(700)
+    again = page.evaluate("() => app.graph.nodes.find((n) => n.type === 'ToMA').id")
+    assert {"preset": canvas.widget(again, "preset"), **shown(canvas, again)} == before
+    prompt = page.evaluate("async () => (await app.graphToPrompt()).output")
+    assert "schedule" not in prompt[str(again)]["inputs"]
+
+
+def test_paper_shows_the_values_of_the_connected_family(canvas, small_graph):
+    node = small_graph["toma"]
+    canvas.set_widget(node, "preset", "paper")
+    canvas.page.wait_for_timeout(300)
+    assert shown(canvas, node) == preset_values("paper", "flux")
+    canvas.set_widget(small_graph["load"], "name", "sdxl-like unet")
+    canvas.page.wait_for_timeout(600)
+    assert shown(canvas, node) == preset_values("paper", "unet")
