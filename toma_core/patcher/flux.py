@@ -90,7 +90,7 @@ class FluxFamily(Family):
         """A block's slot. `inner` is what another node had put there."""
         options = args["transformer_options"]
         call: Call | None = options.get(KEY)
-        if call is None or call.action is Action.LEAVE:
+        if call is None:
             return _run(inner, args, extra)
         grid, sequence = self._grid(call), args["img"]
         text = args["txt"].shape[1] if place.span == "double" else options["img_slice"][0]
@@ -120,11 +120,14 @@ class FluxFamily(Family):
         """q, k, v [B, H, L, D] before attention: image tokens merged by the likeness of their keys."""
         call: Call | None = extra_options.get(KEY)
         place = merged.get((extra_options["block_type"], extra_options["block_index"]))
-        if call is None or place is None or call.action is Action.LEAVE:
+        if call is None or place is None:
             return {}
         grid, start = self._grid(call), extra_options["img_slice"][0]
         stop = start + prod(grid)
         keys = rearrange(k[:, :, start:stop], "b h n d -> b n (h d)")
+        if call.action is Action.LEAVE:
+            call.count(place, grid, keys, prod(grid))
+            return {}
         merge = call.merge_for(place, keys, grid)
         call.count(place, grid, keys, merge.kept.shape[1])
         call.scratch["attention"] = (merge, start, stop)

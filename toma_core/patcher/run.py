@@ -161,7 +161,7 @@ class Run:
         why_not = self._begin(options) or self.family.why_not(x, options, inputs)
         if why_not:
             self.because(why_not)
-            keys, call = [], Call(self.settings, Action.LEAVE, Kept(0, 0, 0))
+            keys, call = [], Call(self.settings, Action.LEAVE, Kept(0, 0, 0), latent=tuple(x.shape[-2:]))
         else:
             # The one place where the host waits for the device: which step this is has to be known here.
             sigma = float(options["sigmas"].flatten()[0])

@@ -120,10 +120,10 @@ class BlockSeam:
     def __call__(self, x: Tensor, context=None, transformer_options={}) -> Tensor:  # noqa: B006 - ComfyUI's signature
         call: Call | None = transformer_options.get(KEY)
         place = transformer_options[f"{KEY}_blocks"].get(self.path) if call else None
-        if place is None or call.action is Action.LEAVE:
+        if place is None:
             return self.original(x, context=context, transformer_options=transformer_options)
         height, width = transformer_options["activations_shape"][2:]
-        if call.settings.merge is MergeWhere.BLOCK:
+        if call.settings.merge is MergeWhere.BLOCK or call.action is Action.LEAVE:
 
             def run_block(tokens: Tensor, merge: Merge | None) -> Tensor:
                 options = transformer_options if merge is None else _whole_for_others(transformer_options, merge)

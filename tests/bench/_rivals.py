@@ -1,0 +1,133 @@
+"""What else one could do, for the fidelity benchmark: other ways to pick and merge, placed where ours are.
+
+Each rival replaces the choice of the merge (select and weigh) in our own blocks, so that everything else is
+equal; keys-and-values merging and the cache come as patches of their own.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from comfyui_toma.toma_core.merge import Merge, weigh
+from comfyui_toma.toma_core.patcher import call as patched_call
+from comfyui_toma.toma_core.selection import Destinations
+from comfyui_toma.toma_core.tiles import Tiles
+from einops import rearrange
+from torch import Tensor
+
+
+@contextmanager
+def chosen_by(choose):
+    """While active, blocks merge by choose(features [B, T, n, C], keep, tiles) instead of facility location."""
+    ours = patched_call.reselect
+    patched_call.reselect = lambda features, keep, tiles, budget="equal": (None, choose(features, keep, tiles))
+    try:
+        yield
+    finally:
+        patched_call.reselect = ours
+
+
+def random_picks(features: Tensor, keep: int, tiles: Tiles) -> Merge:
+    b, t, n, _ = features.shape
+    index = torch.rand(b, t, n).argsort(-1)[..., : keep // t]
+    return weigh(features, Destinations(index, keep // t * t), tiles)
+
+
+def regular_picks(features: Tensor, keep: int, tiles: Tiles) -> Merge:
+    """Every n-th token along a checkered walk of the tile."""
+    b, t, n, _ = features.shape
+    side = round(n**0.5)
+    walk = torch.arange(n).view(side, side)
+    walk = torch.stack([row.roll(i % 2) for i, row in enumerate(walk)]).flatten()
+    index = walk[torch.linspace(0, n - 1, keep // t).round().long()]
+    return weigh(features, Destinations(index.expand(b, t, -1).contiguous(), keep // t * t), tiles)
+
+
+def pooling(features: Tensor, keep: int, tiles: Tiles) -> Merge:
+    """Means of 2x2 (or 2x1) tokens that lie side by side."""
+    whole = Tiles.of(tiles.height, tiles.width, 2)
+    split = whole.split(tiles.join(features))
+    b, t, n, _ = split.shape
+    per_tile = max(1, round(keep / t))
+    index = torch.arange(0, n, n // per_tile)[:per_tile].expand(b, t, -1).contiguous()
+    near = torch.zeros(b, t, n, per_tile)  # each token belongs to the pick before it
+    near[..., torch.arange(n), torch.arange(n) // (n // per_tile)] = 1
+    return weigh(near, Destinations(index, per_tile * t), whole)
+
+
+@dataclass(frozen=True)
+class Matched:
+    """tomesd's matching in the form of a Merge."""
+
+    kept: Tensor
+    down: object
+    up: object
+
+    def merge(self, x: Tensor) -> Tensor:
+        return self.down(x)
+
+    def unmerge(self, y: Tensor) -> Tensor:
+        return self.up(y)
+
+    def residual(self, x: Tensor, change: Tensor) -> Tensor:
+        return x + self.up(change)
+
+
+def tomesd_matching(features: Tensor, keep: int, tiles: Tiles) -> Matched:
+    """The PyPI package's own bipartite matching, over the whole image, one destination in each 2x2."""
+    from tomesd.merge import bipartite_soft_matching_random2d
+
+    x = tiles.join(features)
+    n, side = tiles.tokens, torch.arange(tiles.tokens)
+    merge, unmerge = bipartite_soft_matching_random2d(x, tiles.width, tiles.height, 2, 2, n - keep, no_rand=True)
+    destination = (side // tiles.width % 2 == 0) & (side % tiles.width % 2 == 0)
+    own = side.float()[None, :, None].expand(len(x), -1, 1)
+    alone = merge(own, mode="amax")  # right for tokens that stay unmerged, which come first
+    held = merge(own.masked_fill(~destination[None, :, None], -1), mode="amax")  # right for destinations
+    kept = torch.where(held >= 0, held, alone).squeeze(-1).long()
+    return Matched(kept, merge, unmerge)
+
+
+def keys_and_values(model, ratio: float):
+    """Only keys and values are merged: the queries keep all tokens."""
+    from comfyui_toma.toma_core.merge import reselect
+    from comfyui_toma.toma_core.selection import keep_count
+
+    model = model.clone()
+
+    def shorter(x: Tensor, grid: tuple[int, int], features: Tensor) -> Tensor:
+        tiles = Tiles.of(*grid, 8)
+        return reselect(tiles.split(features), keep_count(tiles.tokens, ratio), tiles)[1].merge(x)
+
+    def unet(n, context, value, extra_options):
+        grid = tuple(extra_options["activations_shape"][2:])
+        kept = shorter(n, grid, n)
+        return n, kept, kept
+
+    def flux(q, k, v, pe, attn_mask, extra_options):
+        from comfy.ldm.flux.math import apply_rope
+
+        start = extra_options["img_slice"][0]
+        side = round((k.shape[2] - start) ** 0.5)
+        q, k = apply_rope(q, k, pe)
+        flat = [rearrange(x[:, :, start:], "b h n d -> b n (h d)") for x in (k, v)]
+        both = shorter(torch.cat(flat, -1), (side, side), flat[0]).chunk(2, -1)
+        tokens = [rearrange(x, "b n (h d) -> b h n d", h=k.shape[1]) for x in both]
+        return {
+            "q": q,
+            "k": torch.cat((k[:, :, :start], tokens[0]), 2),
+            "v": torch.cat((v[:, :, :start], tokens[1]), 2),
+            "pe": None,
+        }
+
+    is_flux = hasattr(model.model.diffusion_model, "double_blocks")
+    model.set_model_attn1_patch(flux if is_flux else unet)
+    return model
+
+
+def easycache(model, threshold: float):
+    from comfy_extras.nodes_easycache import EasyCacheNode
+
+    return EasyCacheNode.execute(model, threshold, 0.15, 0.95, False).args[0]
