@@ -35,15 +35,11 @@ class Merge:
     source: Tensor | None = None  # [B, N] row of each token
 
     def __post_init__(self) -> None:
-        rows, slots = self.destinations.rows, self.destinations.slots
-        tokens, places = self.kept.shape[1], self.destinations.index[0].numel()
-        object.__setattr__(self, "_rows", None if rows is None else _through_batch(rows, places))
-        object.__setattr__(
-            self, "_slots", None if slots is None else _through_batch(slots.flatten(1), tokens)
-        )
-        object.__setattr__(
-            self, "_source", None if self.source is None else _through_batch(self.source, tokens)
-        )
+        rows, slots, source = self.destinations.rows, self.destinations.slots, self.source
+        keep, (_, t, s) = self.destinations.keep, self.destinations.index.shape
+        object.__setattr__(self, "_rows", None if rows is None else _through_batch(rows, t * s))
+        object.__setattr__(self, "_slots", None if slots is None else _through_batch(slots.flatten(1), keep))
+        object.__setattr__(self, "_source", None if source is None else _through_batch(source, keep))
 
     def merge(self, x: Tensor) -> Tensor:
         """[B, N, C] -> [B, K, C]"""
@@ -144,7 +140,7 @@ def weigh(
     sizes = sizes.flatten(1)
     if destinations.rows is not None:
         places, sizes = places.gather(1, destinations.rows), sizes.gather(1, destinations.rows)
-    kept = tiles.order(device)[places]
+    kept = tiles.order(device).take(places)
     if hard:
         return Merge(tiles, destinations, kept, sizes, down, source=_nearest(up, destinations, tiles))
     return Merge(tiles, destinations, kept, sizes, down, up.to(features.dtype))

@@ -97,7 +97,7 @@ def _colour(share: Tensor) -> Tensor:
 
 
 def _with_legend(drawn: Tensor, most: int) -> Tensor:
-    """The scale and what it means, in the lower left corner; left out where the picture has no room for it."""
+    """The scale and what it means, in the lower left corner, if the picture has room for it."""
     height, width, _ = drawn.shape
     size = max(10, min(height, width) // 36)
     font = ImageFont.load_default(size)

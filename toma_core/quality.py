@@ -44,7 +44,7 @@ def difference(a: Tensor, b: Tensor) -> Tensor:
 
 
 def embedding_distance(a: Tensor, b: Tensor) -> float:
-    """Cosine distance of two pictures' embeddings, of any encoder: [..., D], mean over the rest. 0 is alike."""
+    """Cosine distance of two pictures' embeddings [..., D], of any encoder; mean over the rest."""
     return float((1 - cosine_similarity(a.double(), b.double(), dim=-1)).mean())
 
 

@@ -183,6 +183,7 @@ def _packed(index: Tensor, used: Tensor, keep: int) -> Destinations:
     return Destinations(index, keep, used, _positions(filled, keep), (filled - 1).view_as(used))
 
 
+@torch.compiler.assume_constant_result
 @lru_cache(maxsize=1024)
 def _shares(tiles: Tiles, keep: int) -> tuple[int, ...]:
     """Destinations of each tile: one, and the rest spread evenly over what the tiles hold beyond one."""
@@ -193,6 +194,7 @@ def _shares(tiles: Tiles, keep: int) -> tuple[int, ...]:
     return tuple(b - a for a, b in pairwise(ends))
 
 
+@torch.compiler.assume_constant_result
 @lru_cache(maxsize=1024)
 def _first(shares: tuple[int, ...], device: torch.device) -> Tensor:
     return torch.arange(max(shares), device=device) < torch.tensor(shares, device=device)[:, None]

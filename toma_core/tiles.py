@@ -88,6 +88,7 @@ class Tiles:
         return (x.reshape(grid.shape) + grid).reshape(x.shape)
 
 
+@torch.compiler.assume_constant_result
 @lru_cache(maxsize=1024)
 def _tiles(height: int, width: int, tile: int, shift: tuple[int, int]) -> Tiles:
     count = max(1, round(height * width / tile**2)) if tile else 1
@@ -96,6 +97,7 @@ def _tiles(height: int, width: int, tile: int, shift: tuple[int, int]) -> Tiles:
     return Tiles(height, width, tile, shift, count, square)
 
 
+@torch.compiler.assume_constant_result
 @lru_cache(maxsize=1024)
 def _order(tiles: Tiles, device: torch.device) -> Tensor:
     tokens = torch.arange(tiles.tokens)
@@ -105,6 +107,7 @@ def _order(tiles: Tiles, device: torch.device) -> Tensor:
     return _snake(tiles)[torch.cat(places)].to(device)
 
 
+@torch.compiler.assume_constant_result
 @lru_cache(maxsize=1024)
 def _place(tiles: Tiles, device: torch.device) -> Tensor:
     order = tiles.order(torch.device("cpu"))
@@ -115,6 +118,7 @@ def _place(tiles: Tiles, device: torch.device) -> Tensor:
     return places[order.argsort()].to(device)
 
 
+@torch.compiler.assume_constant_result
 @lru_cache(maxsize=1024)
 def _real(tiles: Tiles, device: torch.device) -> Tensor:
     held = torch.tensor(_cuts(tiles)).diff()
@@ -130,15 +134,18 @@ def _snake(tiles: Tiles) -> Tensor:
     """The tokens [N] along a walk: up the strip that the shift cuts off at the left, then band by band
     from the top, there and back, column by column inside a band."""
     grid = torch.arange(tiles.tokens).view(tiles.height, tiles.width)
-    down, right = tiles.shift
+    down, right = (_border(*side, tiles.tile) for side in zip(tiles.shift, grid.shape, strict=True))
+    top, rest = grid[:down, right:], grid[down:, right:]
+    bands = rest.tensor_split(max(1, round(len(rest) / tiles.tile)))
     walk = [grid[:, :right].flip(0).flatten()]
-    for turn, band in enumerate(_bands(grid[:, right:], tiles.tile, down)):
+    for turn, band in enumerate([top, *bands] if down else bands):
         walk.append((band if turn % 2 == 0 else band.flip(1)).T.flatten())
     return torch.cat(walk)
 
 
-def _bands(grid: Tensor, tile: int, first: int) -> list[Tensor]:
-    """A first band of `first` rows, and the rest in bands of even height, about `tile`."""
-    head, rest = grid[:first], grid[first:]
-    bands = list(rest.tensor_split(max(1, round(len(rest) / tile))))
-    return [head, *bands] if first else bands
+def _border(shift: int, side: int, tile: int) -> int:
+    """How many rows (or columns) of `side` lie before the first border, so that no slice is a thin one."""
+    if shift == 0:
+        return 0
+    first = shift if 2 * shift >= tile else shift + tile
+    return first if side - first >= tile / 2 else side
