@@ -171,14 +171,44 @@ class Canvas:
         self.page.screenshot(path=path, clip=clip)
         return path
 
-    def drop(self, path: Path) -> None:
-        """Drops a file on the canvas, through the browser's own drag and drop."""
+    def drop(self, path: Path) -> dict[str, int]:
+        """Drops a file on the canvas, through the browser's own drag and drop. The new ids by type: of
+        several, the last."""
+        self.page.evaluate("() => { window.graphBefore = app.graph.nodes[0]; }")
         session = self.page.context.new_cdp_session(self.page)
         data = {"items": [], "files": [str(path)], "dragOperationsMask": 1}
         for kind in ("dragEnter", "dragOver", "drop"):
             session.send("Input.dispatchDragEvent", {"type": kind, "x": 800, "y": 500, "data": data})
         session.detach()
-        self.page.wait_for_timeout(800)
+        self.page.wait_for_function(
+            "() => app.graph.nodes.length && app.graph.nodes[0] !== window.graphBefore", timeout=20_000
+        )
+        self.page.wait_for_timeout(400)
+        return self.page.evaluate("() => Object.fromEntries(app.graph.nodes.map((n) => [n.type, n.id]))")
+
+    def wait_for_nodes(self, count: int) -> None:
+        self.page.wait_for_function("(count) => app.graph.nodes.length === count", arg=count, timeout=20_000)
+        self.page.wait_for_timeout(300)
+
+    def resize(self, node: int, grow: float = 0, to: list | None = None) -> list:
+        """Makes a node larger or smaller, as far as it lets itself be; its size before."""
+        return self.page.evaluate(
+            """([id, grow, to]) => {
+              const node = app.graph.getNodeById(id), before = [...node.size], least = node.computeSize();
+              const size = to ?? [before[0] + grow, before[1] + grow];
+              node.setSize([Math.max(size[0], least[0]), Math.max(size[1], least[1])]);
+              app.canvas.setDirty(true, true);
+              return before;
+            }""",
+            [node, grow, to],
+        )
+
+    def collapse(self, node: int, on: bool) -> None:
+        self.page.evaluate(
+            "([id, on]) => { const n = app.graph.getNodeById(id); if (Boolean(n.flags.collapsed) !== on) n.collapse(); }",
+            [node, on],
+        )
+        self.page.wait_for_timeout(300)
 
     def missing(self) -> list[str]:
         """Node types of the graph that the server does not know."""

@@ -1,0 +1,74 @@
+"""Every shipped workflow by drop, from Templates and by deep link, with no missing node."""
+
+import json
+
+import pytest
+from canvas import ROOT
+
+PACKS = {"ComfyUI-ToMA": ROOT / "workflows", "toma_demo_pack": ROOT / "tests" / "demo_pack" / "workflows"}
+SHIPPED = [(pack, path) for pack, folder in PACKS.items() for path in sorted(folder.glob("*.json"))]
+NAMES = [path.stem for _, path in SHIPPED]
+
+
+def same_graph(canvas, path) -> None:
+    saved = json.loads(path.read_text(encoding="utf-8"))
+    canvas.wait_for_nodes(len(saved["nodes"]))
+    assert canvas.missing() == []
+    loaded = canvas.page.evaluate("() => app.graph.nodes.map((n) => [n.type, n.widgets_values ?? null, n.pos[0]])")
+    assert sorted(n[0] for n in loaded) == sorted(n["type"] for n in saved["nodes"])
+    values = canvas.page.evaluate(
+        "() => app.graph.serialize().nodes.filter((n) => n.type.startsWith('ToMA')).map((n) => n.widgets_values)"
+    )
+    assert values == [n.get("widgets_values") for n in saved["nodes"] if n["type"].startswith("ToMA")]
+    links = canvas.page.evaluate("() => app.graph.serialize().links.length")
+    assert links == len(saved["links"])
+
+
+def test_what_is_shipped():
+    assert {"sdxl", "flux", "flux-kontext", "sdxl-hires", "compare"} <= set(NAMES)
+    for _, path in SHIPPED:
+        text = path.read_text(encoding="utf-8")
+        assert "Note" in text and str(ROOT) not in text
+        assert path.with_suffix(".jpg").exists(), "a thumbnail"
+        if path.parent == PACKS["ComfyUI-ToMA"]:
+            assert "Demo" not in text
+
+
+@pytest.mark.parametrize("path", [path for _, path in SHIPPED], ids=NAMES)
+def test_loads_by_drop(canvas, renderer, path):
+    canvas.drop(path)
+    same_graph(canvas, path)
+
+
+@pytest.mark.parametrize(("pack", "path"), SHIPPED, ids=NAMES)
+def test_loads_from_templates(canvas, renderer, pack, path):
+    page = canvas.page
+    page.get_by_role("button", name="Templates").first.click()
+    dialog = page.get_by_role("dialog").first
+    dialog.get_by_text(pack, exact=True).first.click()
+    page.get_by_test_id(f"template-workflow-{path.stem}").click()
+    dialog.wait_for(state="hidden")
+    same_graph(canvas, path)
+    if path.stem == "sdxl":
+        canvas.frame()
+        canvas.screenshot(f"template-sdxl-{renderer}")
+
+
+def test_deep_link_and_reload_of_a_saved_file(canvas, server, tmp_path):
+    """In fresh pages: a template by address, then a saved workflow by drop, with the values it had."""
+    from conftest import READY
+
+    page = canvas.page
+    page.goto(f"{server.url}/?template=sdxl&source=ComfyUI-ToMA")
+    page.wait_for_function(READY, timeout=60_000)
+    same_graph(canvas, ROOT / "workflows" / "sdxl.json")
+    node = page.evaluate("() => app.graph.nodes.find((n) => n.type === 'ToMA').id")
+    canvas.set_widget(node, "ratio", 0.35)
+    canvas.set_widget(node, "end_percent", 0.8)
+    saved = tmp_path / "saved.json"
+    saved.write_text(page.evaluate("() => JSON.stringify(app.graph.serialize())"), encoding="utf-8")
+    page.goto(server.url)
+    page.wait_for_function(READY, timeout=60_000)
+    ids = canvas.drop(saved)
+    values = [canvas.widget(ids["ToMA"], name) for name in ("preset", "ratio", "end_percent")]
+    assert values == ["custom", 0.35, 0.8]
