@@ -13,7 +13,7 @@ def tiny_flux2(seed: int = 0):
     config = {
         "image_model": "flux2", "in_channels": 128, "out_channels": 128, "vec_in_dim": None, "context_in_dim": 64,
         "hidden_size": 128, "mlp_ratio": 3.0, "num_heads": 1, "depth": 2, "depth_single_blocks": 3,
-        "axes_dim": [32, 32, 32, 32], "theta": 2000, "patch_size": 1, "qkv_bias": False, "guidance_embed": True,
+        "axes_dim": [32, 32, 32, 32], "theta": 2000, "patch_size": 1, "qkv_bias": False, "guidance_embed": False,
         "txt_ids_dims": [3], "global_modulation": True, "mlp_silu_act": True, "ops_bias": False,
         "default_ref_method": "index", "ref_index_scale": 10.0,
     }  # fmt: skip

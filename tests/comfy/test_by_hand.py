@@ -184,3 +184,31 @@ def check_carry() -> None:
 
 def test_detail_is_carried_by_the_formula():
     check_carry()
+
+
+def check_gather(budget: str) -> None:
+    """Chunks of two batches, put together in another order, each keep what is theirs."""
+    from comfyui_toma.toma_core.merge import Merge, reselect
+    from comfyui_toma.toma_core.patcher.call import Kept
+    from comfyui_toma.toma_core.tiles import Tiles
+
+    tiles = Tiles.of(10, 11, 4)
+    x = torch.randn(6, 110, 16, generator=torch.Generator().manual_seed(2))
+    merges = [reselect(tiles.split(part), 40, tiles, budget=budget)[1] for part in (x[:4], x[4:])]
+    first = Kept(2, 5, 5, {"m": merges[0]}, {"m": x[:4]}, {"m": merges[0].merge(x[:4])})
+    second = Kept(1, 3, 4, {"m": merges[1]}, {"m": x[4:]}, {"m": merges[1].merge(x[4:])})
+    assert Kept.gather([(first, 0), (first, 1)]) is first
+    both = Kept.gather([(second, 0), (first, 1), (first, 0)])
+    order = [4, 5, 2, 3, 0, 1]
+    assert (both.chunks, both.selected_at, both.weighed_at) == (3, 3, 4)
+    assert torch.equal(both.added["m"], x[order])
+    alone: list[Merge] = [merges[i // 4].images(i % 4, i % 4 + 1) for i in order]
+    assert torch.allclose(both.merges["m"].merge(x[order]), torch.cat([m.merge(x[i : i + 1]) for m, i in zip(alone, order)]))
+    rows = both.added_merged["m"]
+    back = torch.cat([m.unmerge(row[None]) for m, row in zip(alone, rows)])
+    assert torch.allclose(both.merges["m"].unmerge(rows), back)
+
+
+@pytest.mark.parametrize("budget", ["equal", "adaptive"])
+def test_chunks_are_put_together_in_order(budget):
+    check_gather(budget)

@@ -120,7 +120,7 @@ def check_flux(kind):
 FAULTS = [
     (picks_of_one_prompt_for_the_other, lambda m, g, p: test_runs.check_prompts_apart(m, g, p, "flux")),
     (picks_of_one_prompt_for_the_other, lambda m, g, p: test_runs.check_prompts_apart(m, g, p, "sdxl")),
-    (chunks_in_the_wrong_order, lambda m, g, p: test_runs.check_prompts_apart(m, g, p, "flux", 2)),
+    (chunks_in_the_wrong_order, lambda m, g, p: test_by_hand.check_gather("equal")),
     (picks_of_the_first_picture_for_all, check_flux("double")),
     (stale_pick_after_a_change_of_grid, lambda m, g, p: test_runs.check_deep_shrink(m, g)),
     (run_kept_for_the_next, lambda m, g, p: check_next_run(m, g)),
