@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-NODES = {"ToMA"}
+NODES = {"ToMA", "ToMAPreview", "ToMACompare"}
 
 
 def comfy_cli(folder: Path, home: Path, *arguments: str) -> str:
@@ -59,6 +59,11 @@ def test_server_lists_the_nodes_and_logs_nothing(server):
     assert set(info) >= NODES
     assert {info[name]["python_module"] for name in NODES} == {"custom_nodes.ComfyUI-ToMA"}
     assert complaints(server.startup_log) == []
+
+
+def test_nothing_is_written_into_comfyuis_tree(server):
+    tree = Path(os.environ["COMFYUI_PATH"])
+    assert [path for path in tree.rglob("*") if path.lstat().st_mtime > server.started] == []
 
 
 def test_server_serves_core_templates(server):

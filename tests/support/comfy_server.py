@@ -74,7 +74,8 @@ def link(pack: Path, target: Path) -> None:
 
 
 def copy_pack(pack: Path, target: Path) -> None:
-    shutil.copytree(pack, target, ignore=shutil.ignore_patterns(".git", ".dev", "__pycache__", ".*_cache"))
+    made_here = shutil.ignore_patterns(".git", ".dev", "__pycache__", ".*_cache", ".hypothesis")
+    shutil.copytree(pack, target, ignore=made_here)
 
 
 @dataclass
@@ -141,6 +142,7 @@ class ComfyServer:
         self.url = f"http://127.0.0.1:{self.port}"
         self.log_file = self.base / f"server-{self.port}.log"
         self.startup_log = ""
+        self.started = 0.0
         if packs is None:
             packs = {PACK_NAME: ROOT, **({"toma_demo_pack": DEMO_PACK} if DEMO_PACK.is_dir() else {})}
         self.packs = packs
@@ -176,6 +178,7 @@ class ComfyServer:
             self.process = subprocess.Popen(
                 [*command, *self.arguments], stdout=log, stderr=subprocess.STDOUT, cwd=self.base
             )
+        self.started = time.time()
         deadline = time.monotonic() + timeout
         while True:
             if self.process.poll() is not None or time.monotonic() > deadline:
