@@ -1,0 +1,123 @@
+import json
+from pathlib import Path
+
+import pytest
+from comfyui_toma.toma_core.schedule import Action, Schedule, as_json, step_of
+from hypothesis import given
+from hypothesis import strategies as st
+
+TABLE = Path(__file__).parent / "schedule_table.json"
+SETTINGS = [
+    Schedule(1, 1, 0.0, 1.0),
+    Schedule(10, 5, 0.0, 1.0),
+    Schedule(4, 3, 0.2, 0.6),
+    Schedule(3, 7, 0.35, 0.95),
+    Schedule(2, 1, 0.5, 0.5),
+    Schedule(5, 2, 0.0, 0.05),
+]
+STEPS = [1, 2, 4, 7, 20, 28, 50]
+LETTERS = {Action.LEAVE: ".", Action.RESELECT: "S", Action.REWEIGHT: "w", Action.REUSE: "r"}
+
+
+def letters(schedule: Schedule, steps: int) -> str:
+    return "".join(LETTERS[action] for action in schedule.table(steps))
+
+
+def test_tables_as_a_reader_would_write_them():
+    assert letters(Schedule(10, 5), 20) == "SrrrrwrrrrSrrrrwrrrr"
+    assert letters(Schedule(1, 1), 4) == "SSSS"
+    assert letters(Schedule(4, 2), 10) == "SrwrSrwrSr"
+    assert letters(Schedule(4, 3), 10) == "SrrwSrrwSr"
+    assert letters(Schedule(10, 5, 0.0, 0.6), 20) == "SrrrrwrrrrSr........"
+    assert letters(Schedule(4, 2, 0.5, 1.0), 8) == "....Srwr"
+    assert letters(Schedule(4, 2, 0.3, 0.3), 8) == "........"
+
+
+def test_the_file_that_the_front_end_shares():
+    """Made by as_json; if the rule changes on purpose, write it anew:
+    TABLE.write_text(json.dumps(as_json(SETTINGS, STEPS)))"""
+    assert json.loads(TABLE.read_text(encoding="utf-8")) == as_json(SETTINGS, STEPS)
+
+
+schedules = st.builds(
+    Schedule,
+    st.integers(1, 12),
+    st.integers(1, 12),
+    st.integers(0, 100).map(lambda p: p / 100),
+    st.integers(0, 100).map(lambda p: p / 100),
+)
+
+
+@given(schedules, st.integers(1, 100))
+def test_active_is_from_start_to_before_end(schedule, steps):
+    start, end = (round(p * 100) for p in (schedule.start_percent, schedule.end_percent))
+    for step, action in enumerate(schedule.table(steps)):
+        active = start * steps <= step * 100 < end * steps  # in whole numbers, without rounding
+        assert (action is not Action.LEAVE) == active
+
+
+@given(schedules, st.integers(1, 100))
+def test_the_first_active_step_reselects_and_counts_restart_there(schedule, steps):
+    active = [action for action in schedule.table(steps) if action is not Action.LEAVE]
+    since_pick = since_weigh = None
+    for action in active:
+        if action is Action.RESELECT:
+            assert since_pick in (None, schedule.reselect_every)
+            since_pick = since_weigh = 0
+        elif action is Action.REWEIGHT:
+            assert since_weigh == schedule.reweight_every
+            since_weigh = 0
+        assert since_pick < schedule.reselect_every and since_weigh < schedule.reweight_every
+        since_pick, since_weigh = since_pick + 1, since_weigh + 1
+
+
+def test_percent_of_steps_does_not_stumble_over_floats():
+    for steps in range(1, 200):
+        for percent in range(101):
+            first, end = Schedule(1, 1, percent / 100, percent / 100).span(steps)
+            assert first == end == -(-percent * steps // 100)
+
+
+KARRAS = [14.6146, 9.8, 6.4, 4.1, 2.5, 1.5, 0.85, 0.46, 0.23, 0.1, 0.03, 0.0]
+FLOW = [1.0, 0.98, 0.95, 0.9, 0.8, 0.6, 0.3, 0.0]
+
+
+@pytest.mark.parametrize("sigmas", [KARRAS, FLOW, [i / 1000 for i in range(1000, -1, -1)]])
+def test_scheduled_calls_are_their_step_even_in_half_precision(sigmas):
+    import torch
+
+    for step, sigma in enumerate(sigmas[:-1]):
+        assert step_of(sigma, sigmas) == step
+        if len(sigmas) < 100:
+            for rounded in (sigma * (1 + 9e-4), sigma * (1 - 9e-4), float(torch.tensor(sigma).half())):
+                assert step_of(rounded, sigmas) == step
+
+
+@pytest.mark.parametrize("sigmas", [KARRAS, FLOW])
+def test_calls_between_sigmas_belong_to_the_step_before(sigmas):
+    for step, (high, low) in enumerate(zip(sigmas, sigmas[1:], strict=False)):
+        for share in (0.05, 0.5, 0.95):
+            assert step_of(high + share * (low - high), sigmas) == step
+
+
+def test_calls_outside_the_schedule():
+    assert step_of(17.0, KARRAS) == 0, "noise was added"
+    assert step_of(0.0, KARRAS) == len(KARRAS) - 2
+    assert step_of(0.01, KARRAS) == len(KARRAS) - 2
+    part = KARRAS[3:7]  # a run that ends before sigma 0
+    assert step_of(part[-1], part) == len(part) - 2
+    assert step_of(0.1, part) == len(part) - 2
+
+
+def test_repeated_and_unsorted_sigmas():
+    assert step_of(5.0, [9.0, 5.0, 5.0, 1.0, 0.0]) == 2
+    assert step_of(3.0, [9.0, 5.0, 5.0, 1.0, 0.0]) == 2
+    zigzag = [10.0, 5.0, 7.0, 3.0, 0.0]
+    assert [step_of(sigma, zigzag) for sigma in zigzag[:-1]] == [0, 1, 2, 3]
+    rising = [0.0, 1.0, 3.0, 9.0]  # noise is put in
+    assert [step_of(sigma, rising) for sigma in (0.0, 0.5, 1.0, 2.0, 3.0, 5.0)] == [0, 0, 1, 1, 2, 2]
+
+
+@given(st.lists(st.floats(0.01, 100), min_size=2, max_size=30), st.floats(0, 200))
+def test_any_call_has_one_step(sigmas, sigma):
+    assert 0 <= step_of(sigma, sigmas) < len(sigmas) - 1
