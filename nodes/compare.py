@@ -103,7 +103,10 @@ def _embedding(clip_vision, pictures: Tensor) -> Tensor:
 
 
 def _side_by_side(reference: Tensor, image: Tensor) -> Tensor:
-    """Two [B, H, W, 3] to one [B, H', W', 3]: reference, picture and difference, each under its name."""
+    """Two [B, H, W, 3] to one [B, H', W', 3]: reference, picture and difference, each under its name.
+    Small pictures are blown up, so that there is room for the names."""
+    times = max(1, 384 // image.shape[2])
+    reference, image = (x.repeat_interleave(times, 1).repeat_interleave(times, 2) for x in (reference, image))
     apart = quality.difference(reference, image)
     most = float(apart.max()) or 1.0
     height, width = image.shape[1:3]
@@ -122,14 +125,15 @@ def _names(width: int, gap: int, most: float) -> Tensor:
     """The line above the pictures, [h, 3 width + 2 gap, 3], with the scale of the difference."""
     size = max(9, min(28, width // 16))
     font, pad = ImageFont.load_default(size), max(2, size // 3)
+    base = pad + round(0.85 * size)
     line = Image.new("RGB", (3 * width + 2 * gap, size + 2 * pad), _DARK)
     draw = ImageDraw.Draw(line)
     for place, name in enumerate(("reference", "image", "difference")):
-        draw.text((place * (width + gap) + pad, pad), name, "white", font, anchor="lt")
-    low = 2 * (width + gap) + pad + round(font.getlength("difference 0 "))
+        draw.text((place * (width + gap) + pad, base), name, "white", font, anchor="ls")
+    low = 2 * (width + gap) + 2 * pad + round(font.getlength("difference 0 "))
     high = line.width - pad - round(font.getlength(f" {most:.2f}"))
-    draw.text((low - pad, pad), "0", "white", font, anchor="rt")
-    draw.text((line.width - pad, pad), f"{most:.2f}", "white", font, anchor="rt")
+    draw.text((low - pad, base), "0", "white", font, anchor="rs")
+    draw.text((line.width - pad, base), f"{most:.2f}", "white", font, anchor="rs")
     pixels = torch.frombuffer(bytearray(line.tobytes()), dtype=torch.uint8) / 255
     pixels = pixels.view(line.height, line.width, 3)
     if high - low > size:

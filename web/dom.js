@@ -10,6 +10,8 @@ export function make(tag, properties = {}, ...children) {
 const style = make("link", { rel: "stylesheet", href: new URL("./toma.css", import.meta.url).href });
 document.head.append(style);
 
+const MARGIN = 8;
+
 /** Adds `element` to a node as a widget that is stored neither in the prompt nor in the workflow. */
 export function addElement(node, name, element, minHeight, maxHeight) {
   // The canvas listens on the document: arrow keys and Delete in here are not for it.
@@ -18,9 +20,9 @@ export function addElement(node, name, element, minHeight, maxHeight) {
   const widget = node.addDOMWidget(name, name, element, {
     serialize: false,
     hideOnZoom: false,
-    margin: 8,
-    getMinHeight: minHeight,
-    getMaxHeight: maxHeight,
+    margin: MARGIN,
+    getMinHeight: () => minHeight() + 2 * MARGIN,
+    getMaxHeight: maxHeight && (() => maxHeight() + 2 * MARGIN),
   });
   widget.serialize = false;
   return widget;

@@ -3,7 +3,7 @@ import { addElement, chain, growToFit, make, widgetOf } from "./dom.js";
 import { LEAVE, RESELECT, carries, scheduleOf, table } from "./schedule.js";
 import { say } from "./text.js";
 
-const CUSTOM = "custom", EXAMPLE_STEPS = 20, MOST_BARS = 200, LEAST_WIDTH = 320;
+const CUSTOM = "custom", EXAMPLE_STEPS = 20, MOST_BARS = 200, LEAST_WIDTH = 320, STRIP_HEIGHT = 120, LIVE_HEIGHT = 220;
 const FAMILY_NAMES = { unet: "SDXL", flux: "Flux" };
 const nodes = new Set();
 
@@ -133,7 +133,7 @@ function buildStrip() {
     root,
     live: null,
     height() {
-      return 112 + (this.live ? 200 : 0);
+      return STRIP_HEIGHT + (this.live ? LIVE_HEIGHT : 0);
     },
     /** Puts an element with the picks of the running sampler below the strip. */
     show(element) {
@@ -169,14 +169,15 @@ function bar(kind, ratio) {
   return element;
 }
 
-/** The numbers of the first, the last and of some round steps between, each under its bar. */
+/** The numbers of the first and of some round steps, each under its bar. */
 function stepNumbers(steps) {
   const every = [1, 2, 5, 10, 20, 50].find((distance) => steps / distance <= 10) ?? 100;
   const numbers = [1];
-  for (let step = every; step <= steps; step += every) if (step > 1 && (step === every ? step > every / 2 : true)) numbers.push(step);
+  for (let step = every; step <= steps; step += every) if (step > 1) numbers.push(step);
   return numbers.map((step) => {
     const element = make("span", { textContent: String(step) });
-    element.style.left = `${((step - 0.5) / steps) * 100}%`;
+    // Centred under its bar, but never beyond the strip's end.
+    element.style.left = `min(${((step - 0.5) / steps) * 100}%, 100% - ${String(step).length * 3.2}px)`;
     return element;
   });
 }

@@ -22,7 +22,7 @@ const EN = {
   stepLabel: "Step",
   blocksLabel: "Blocks",
   pictureLabel: "Picture",
-  density: "tokens that one stands for",
+  density: "tokens per kept token",
   off: "nothing is merged with these settings",
 };
 const KO = {
@@ -46,7 +46,7 @@ const KO = {
   stepLabel: "스텝",
   blocksLabel: "블록",
   pictureLabel: "그림",
-  density: "하나가 대표하는 토큰 수",
+  density: "토큰(남은 하나당)",
   off: "이 설정에서는 아무것도 병합되지 않습니다",
 };
 const ZH = {
@@ -70,7 +70,7 @@ const ZH = {
   stepLabel: "步",
   blocksLabel: "块",
   pictureLabel: "图片",
-  density: "每个令牌代表的数量",
+  density: "个令牌（每个保留的令牌）",
   off: "这些设置不会合并任何内容",
 };
 

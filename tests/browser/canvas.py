@@ -129,6 +129,7 @@ class Canvas:
         """Brings a node, or the whole graph, into view."""
         if node is None:
             self.page.evaluate("() => app.extensionManager.command.execute('Comfy.Canvas.FitView')")
+            self.page.wait_for_timeout(600)
         else:
             self.page.evaluate(
                 """([id, scale]) => {
@@ -159,6 +160,8 @@ class Canvas:
 
     def screenshot(self, name: str, node: int | None = None, margin: int = 16) -> Path:
         SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+        self.page.mouse.move(800, 990)  # no tooltip in the picture
+        self.page.wait_for_timeout(150)
         path = SCREENSHOTS / f"{name}.png"
         if node is None:
             self.page.screenshot(path=path)
@@ -205,7 +208,10 @@ class Canvas:
 
     def collapse(self, node: int, on: bool) -> None:
         self.page.evaluate(
-            "([id, on]) => { const n = app.graph.getNodeById(id); if (Boolean(n.flags.collapsed) !== on) n.collapse(); }",
+            """([id, on]) => {
+              const node = app.graph.getNodeById(id);
+              if (Boolean(node.flags.collapsed) !== on) node.collapse();
+            }""",
             [node, on],
         )
         self.page.wait_for_timeout(300)
