@@ -399,11 +399,17 @@ def template_parts(overlay: Path) -> list[str]:
 
 def keep_only_what_is_there(overlay: Path) -> None:
     """ComfyUI serves no template at all when a listed one is missing: take the pictures off the list."""
-    there = {path.name for path in overlay.glob("comfyui_workflow_templates_*/templates/*")}
+
+    def is_there(template: dict, asset: dict) -> bool:
+        part = (asset.get("bundle") or template["bundle"]).replace("-", "_")
+        if asset["filename"].endswith(".json") and (overlay / "comfyui_workflow_templates_json").is_dir():
+            part = "json"
+        return (overlay / f"comfyui_workflow_templates_{part}" / "templates" / asset["filename"]).is_file()
+
     for manifest in overlay.glob("comfyui_workflow_templates_core/manifest.json"):
         listed = json.loads(manifest.read_text(encoding="utf-8"))
         for template in listed["templates"]:
-            template["assets"] = [asset for asset in template["assets"] if asset["filename"] in there]
+            template["assets"] = [asset for asset in template["assets"] if is_there(template, asset)]
         manifest.write_text(json.dumps(listed), encoding="utf-8")
 
 

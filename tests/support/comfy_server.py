@@ -173,7 +173,10 @@ class ComfyServer:
             "--base-directory",
             str(self.base),
         ]
-        command += ["--database-url", "sqlite:///:memory:", "--disable-auto-launch", "--disable-api-nodes"]
+        # In a file: 0.16 opens a database in memory anew for every thread, and finds it empty.
+        self.database = self.base / "user" / f"comfyui-{self.port}.db"
+        command += ["--database-url", f"sqlite:///{self.database.as_posix()}"]
+        command += ["--disable-auto-launch", "--disable-api-nodes"]
         with open(self.log_file, "wb") as log:
             self.process = subprocess.Popen(
                 [*command, *self.arguments], stdout=log, stderr=subprocess.STDOUT, cwd=self.base
@@ -199,6 +202,9 @@ class ComfyServer:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
+        if self.process:
+            for file in self.database.parent.glob(f"{self.database.name}*"):
+                file.unlink(missing_ok=True)
 
     @property
     def log(self) -> str:
