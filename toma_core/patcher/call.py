@@ -17,6 +17,7 @@ from ..schedule import Action
 from ..selection import keep_count
 from ..settings import Settings
 from ..tiles import Tiles
+from .compiled import uncompiled
 
 # Called with the tokens of a block, [B, n, C], and the merge that made them (None: all tokens, which it
 # may then overwrite, as ComfyUI's Flux blocks do).
@@ -117,8 +118,8 @@ class Call:
         if self.full or (self.settings.carries and place.merge_name(grid) not in self.kept.merges):
             return self._full(place, x, grid, run_block)
         try:
-            merge = self.merge_for(place, x, grid)
-            tokens = merge.merge(x)
+            merge = uncompiled(self.merge_for, place, x, grid)
+            tokens = uncompiled(merge.merge, x)
         except torch.cuda.OutOfMemoryError:
             return self.give_up(x, run_block)
         return self._merged(place, x, tokens, grid, merge, run_block)
@@ -175,7 +176,7 @@ class Call:
             if name in added and (place.last or self.control):
                 added[name] += x
             if place.last:
-                self._remember(place, added.get(name), x, grid)
+                uncompiled(self._remember, place, added.get(name), x, grid)
         except torch.cuda.OutOfMemoryError:
             self.give_up(x, lambda tokens, _: tokens)
         return x
@@ -197,7 +198,7 @@ class Call:
             if place.last and place.merge_name(grid) in self.kept.added_merged:
                 base = x + self.kept.added[place.merge_name(grid)]
                 change -= self.kept.added_merged[place.merge_name(grid)]
-            out = merge.residual(base, change)
+            out = uncompiled(merge.residual, base, change)
             self.count(place, grid, x, tokens.shape[1])
             return out
         except torch.cuda.OutOfMemoryError:

@@ -17,6 +17,7 @@ from ..merge import Merge
 from ..schedule import Action
 from ..settings import MergeWhere, Settings, SettingsError
 from .call import Call, Grid, Place
+from .compiled import has_patches, keep_out_of_graphs, uncompiled
 from .run import KEY, Family
 
 PUBLISHED_SKIP = 5
@@ -55,6 +56,7 @@ class FluxFamily(Family):
         self.skip = skip
 
     def install(self, options: dict) -> None:
+        keep_out_of_graphs(FluxFamily, Call, _run)
         merged = {(p.span, p.index): p for p in self.places if p.index >= self.skip}
         if self.settings.merge is MergeWhere.ATTENTION:
             patches = options.setdefault("patches", {})
@@ -103,7 +105,7 @@ class FluxFamily(Family):
                 result.update(_run(inner, args, extra))
                 return result["img"][:, start:stop]
             shorter = torch.cat((sequence[:, :start], tokens, sequence[:, stop:]), 1)
-            merged = {**args, "img": shorter, **_for_rows(call, place, merge, args, text, stop - start)}
+            merged = {**args, "img": shorter, **uncompiled(_for_rows, call, place, merge, args, text, stop - start)}
             if "txt" in args:
                 merged["txt"] = args["txt"].clone()  # blocks add to it in place; a second try needs the old one
             result.update(_run(inner, merged, extra))
@@ -153,7 +155,11 @@ class FluxFamily(Family):
 
 
 def _run(inner, args: dict, extra: dict) -> dict:
-    return inner(args, extra) if inner else extra["original_block"](args)
+    if inner:
+        return uncompiled(inner, args, extra)
+    if has_patches(args["transformer_options"]):
+        return uncompiled(extra["original_block"], args)
+    return extra["original_block"](args)
 
 
 def _has_attention_patch(network) -> bool:

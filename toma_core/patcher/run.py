@@ -18,6 +18,7 @@ from torch import Tensor
 from ..schedule import Action, step_of
 from ..settings import Settings
 from .call import Call, Grid, Kept, Place
+from .compiled import room_for_graphs
 
 KEY = "toma"
 # Told of each pick of the prompt as it is made, on the sampler's thread: has to return at once.
@@ -169,7 +170,8 @@ class Run:
             about = {"latent": tuple(x.shape[-2:]), "control": control is not None}
             call = self._call(keys, step_of(sigma, self.sigmas), record=self.record or bool(self.listener), **about)
         options[KEY] = call
-        out = executor(x, t, c_concat, c_crossattn, control, options, **inputs)
+        with room_for_graphs():
+            out = executor(x, t, c_concat, c_crossattn, control, options, **inputs)
         self._keep(call, keys)
         self._note_picks(call, options.get("cond_or_uncond") or [0])
         self._count(call, x.shape[0], c_crossattn.shape[1] if c_crossattn is not None else 0)

@@ -19,6 +19,7 @@ from ..merge import Merge
 from ..schedule import Action
 from ..settings import MergeWhere, Settings
 from .call import Call, Grid, Place
+from .compiled import has_patches, keep_out_of_graphs, uncompiled
 from .run import KEY, Family
 
 
@@ -71,6 +72,7 @@ class UNetFamily(Family):
             model.object_patches.pop(f"{path}.ff.forward", None)
 
     def install(self, options: dict) -> None:
+        keep_out_of_graphs(BlockSeam, FeedForwardSeam, Call)
         options[f"{KEY}_blocks"] = {self.paths[place]: place for place in self.merged}
 
     def why_not(self, x: Tensor, options: dict, inputs: dict) -> str | None:
@@ -121,30 +123,37 @@ class BlockSeam:
         call: Call | None = transformer_options.get(KEY)
         place = transformer_options[f"{KEY}_blocks"].get(self.path) if call else None
         if place is None:
-            return self.original(x, context=context, transformer_options=transformer_options)
+            return self._original(x, context, transformer_options)
         height, width = transformer_options["activations_shape"][2:]
         if call.settings.merge is MergeWhere.BLOCK or call.action is Action.LEAVE:
 
             def run_block(tokens: Tensor, merge: Merge | None) -> Tensor:
                 options = transformer_options if merge is None else _whole_for_others(transformer_options, merge)
-                return self.original(tokens, context=context, transformer_options=options)
+                return self._original(tokens, context, options)
 
             return call.block(place, x, (height, width), run_block)
         return self._layers(call, place, x, (height, width), context, transformer_options)
 
     def _layers(self, call: Call, place: Place, x: Tensor, grid: Grid, context, options: dict) -> Tensor:
         """Merged inside each layer, after its norm; the residual stream keeps all tokens."""
-        merge = call.merge_for(place, x, grid)
+        merge = uncompiled(call.merge_for, place, x, grid)
         call.count(place, grid, x, merge.kept.shape[1])
         layers = ("attn1",) if call.settings.merge is MergeWhere.ATTENTION else ("attn1", "attn2")
         options = _merged_attention(options, merge, [layer for layer in layers if not _patched(options, layer)])
         if self.feed_forward is None or call.settings.merge is MergeWhere.ATTENTION:
-            return self.original(x, context=context, transformer_options=options)
+            return self._original(x, context, options)
         self.feed_forward.now.merge = merge
         try:
-            return self.original(x, context=context, transformer_options=options)
+            return self._original(x, context, options)
         finally:
             self.feed_forward.now.merge = None
+
+    def _original(self, x: Tensor, context, options: dict) -> Tensor:
+        """The block itself. All blocks share one compiled forward, whose guards don't see the options: with
+        patches each would run as the first one did, so then it is not compiled."""
+        if has_patches(options):
+            return uncompiled(self.original, x, context=context, transformer_options=options)
+        return self.original(x, context=context, transformer_options=options)
 
 
 def _patched(options: dict, layer: str) -> bool:

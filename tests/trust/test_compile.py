@@ -1,0 +1,83 @@
+"""torch.compile through ComfyUI's own node: the same picture, merged, and no graph after each kind of step's first.
+
+The backend `eager` runs dynamo with all its graphs and guards and leaves out only the C++ compiler.
+"""
+
+import builders
+import pytest
+import torch
+
+RUN = {"width": 128, "height": 128, "cfg": 2.0}
+# Three steps a turn: one that runs unmerged and picks, two merged. The second turn must find all graphs made.
+STEPS, TURN = 6, 3
+
+
+def tiny_unet():
+    """Two resolutions, one block each: tracing takes most of the time here."""
+    import comfy.supported_models
+
+    config = {
+        "num_res_blocks": [1, 1], "channel_mult": [1, 2], "transformer_depth": [0, 1],
+        "transformer_depth_output": [0, 0, 1, 1], "transformer_depth_middle": 1, "use_linear_in_transformer": True,
+        "context_dim": 64, "num_classes": "sequential", "adm_in_channels": 64 + 6 * 256,
+    }  # fmt: skip
+    return builders.tiny_unet(comfy.supported_models.SDXL, 32, config, 0)
+
+
+@pytest.fixture(scope="module")
+def models(comfy, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("compiled")
+    flux = builders.tiny_flux(folder / "flux.safetensors", hidden=128, depth=1, depth_single=1)
+    return {"flux": flux, "unet": tiny_unet()}
+
+
+def compiled(model):
+    from comfy_extras.nodes_torch_compile import TorchCompileModel
+
+    node = TorchCompileModel
+    result = node.execute(model, "eager") if hasattr(node, "execute") else node().patch(model, "eager")
+    return getattr(result, "result", result)[0]
+
+
+def merged(model, **settings):
+    from comfyui_toma.toma_core.patcher import patch
+    from comfyui_toma.toma_core.settings import Settings
+
+    return patch(model, Settings(**{"reselect_every": TURN, "skip_first_blocks": 0, **settings}))
+
+
+def sample_counting_graphs(model) -> tuple[torch.Tensor, list[int]]:
+    from torch._dynamo.utils import counters
+
+    graphs = []
+    out = builders.sample(
+        model, **RUN, steps=STEPS, callback=lambda *_: graphs.append(counters["stats"]["unique_graphs"])
+    )
+    return out, graphs
+
+
+CASES = [
+    ("flux", lambda m, **s: compiled(merged(m, **s)), {}),
+    ("unet", lambda m, **s: merged(compiled(m), **s), {}),
+    ("unet", lambda m, **s: compiled(merged(m, **s)), {"merge": "each layer", "carry_detail": False}),
+]
+
+
+@pytest.mark.parametrize("name,order,settings", CASES, ids=["flux after", "unet before", "unet each layer"])
+def test_compiled_it_still_merges_and_never_recompiles(models, figure, name, order, settings):
+    model = models[name]
+    expected = builders.sample(merged(model, **settings), **RUN, steps=STEPS)
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    patched = order(model, **settings)
+    out, graphs = sample_counting_graphs(patched)
+    report = patched.model_options["toma"].reports[-1]
+    assert report.tokens and all(after < before for before, after in report.tokens.values())
+    assert (out - expected).norm() < 1e-4 * expected.norm()
+    assert graphs[0] > 1, "nothing was compiled"
+    assert graphs[TURN - 1] == graphs[-1], f"graphs after each step: {graphs}"
+    again, more = sample_counting_graphs(patched)
+    assert more[-1] == graphs[-1], "a second run compiled again"
+    assert torch.equal(out, again)
+    where = settings.get("merge", "whole block")
+    figure(f"torch.compile, {name}, {where}", f"{graphs[-1]} graphs, none after step {TURN}")
