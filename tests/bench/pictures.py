@@ -22,10 +22,9 @@ from PIL import Image
 from playwright.sync_api import sync_playwright
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "browser"))
-from canvas import ROOT, Canvas  # noqa: E402
+from canvas import READY, ROOT, Canvas
 
 DOCS, WORKFLOWS = ROOT / "web" / "docs", ROOT / "workflows"
-READY = "() => window.app?.extensionManager?.spinner === false"
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 STYLES = ("kept tokens", "regions", "density")
 # Thumbnail of which workflow: from which model's run, in which style.

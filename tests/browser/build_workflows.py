@@ -15,12 +15,11 @@ import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 
-from canvas import ROOT, Canvas
+from canvas import READY, ROOT, Canvas
 from comfy_server import DEMO_PACK, ComfyServer
 from playwright.sync_api import sync_playwright
 from shipped import DEMO, WORKFLOWS
 
-READY = "() => window.app?.extensionManager?.spinner === false"
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 SERIALIZE = """() => {
   const graph = app.graph.serialize();

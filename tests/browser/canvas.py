@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+READY = "() => window.app?.extensionManager?.spinner === false"
 SCREENSHOTS = ROOT / ".dev" / "screenshots"
 
 BUILD = """async ({nodes, links, groups}) => {

@@ -1,9 +1,10 @@
 """Every shipped workflow by drop, from Templates and by deep link, with no missing node."""
 
 import json
+import os
 
 import pytest
-from canvas import ROOT
+from canvas import READY, ROOT
 
 PACKS = {"ComfyUI-ToMA": ROOT / "workflows", "toma_demo_pack": ROOT / "tests" / "demo_pack" / "workflows"}
 SHIPPED = [(pack, path) for pack, folder in PACKS.items() for path in sorted(folder.glob("*.json"))]
@@ -14,7 +15,9 @@ def same_graph(canvas, path) -> None:
     saved = json.loads(path.read_text(encoding="utf-8"))
     canvas.wait_for_nodes(len(saved["nodes"]))
     assert canvas.missing() == []
-    loaded = canvas.page.evaluate("() => app.graph.nodes.map((n) => [n.type, n.widgets_values ?? null, n.pos[0]])")
+    loaded = canvas.page.evaluate(
+        "() => app.graph.nodes.map((n) => [n.type, n.widgets_values ?? null, n.pos[0]])"
+    )
     assert sorted(n[0] for n in loaded) == sorted(n["type"] for n in saved["nodes"])
     values = canvas.page.evaluate(
         "() => app.graph.serialize().nodes.filter((n) => n.type.startsWith('ToMA')).map((n) => n.widgets_values)"
@@ -42,6 +45,14 @@ def test_loads_by_drop(canvas, renderer, path):
 
 @pytest.mark.parametrize(("pack", "path"), SHIPPED, ids=NAMES)
 def test_loads_from_templates(canvas, renderer, pack, path):
+    """The dialog is slow and knows nothing of the renderer: with Vue nodes one of each pack will do, unless
+    TOMA_ALL_TEMPLATES is set."""
+    if (
+        renderer == "vue"
+        and path.stem not in ("compare", "toma-demo")
+        and "TOMA_ALL_TEMPLATES" not in os.environ
+    ):
+        pytest.skip("seen in the classic renderer")
     page = canvas.page
     page.get_by_role("button", name="Templates").first.click()
     dialog = page.get_by_role("dialog").first
@@ -56,8 +67,6 @@ def test_loads_from_templates(canvas, renderer, pack, path):
 
 def test_deep_link_and_reload_of_a_saved_file(canvas, server, tmp_path):
     """In fresh pages: a template by address, then a saved workflow by drop, with the values it had."""
-    from conftest import READY
-
     page = canvas.page
     page.goto(f"{server.url}/?template=sdxl&source=ComfyUI-ToMA")
     page.wait_for_function(READY, timeout=60_000)
