@@ -82,7 +82,7 @@ def page(browser, server, console):
     page.on("console", listen)
     page.on("pageerror", lambda error: console.append(str(error)))
     page.goto(server.url)
-    page.wait_for_function(READY, timeout=60_000)
+    page.wait_for_function(READY, timeout=180_000)
     return page
 
 

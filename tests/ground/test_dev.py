@@ -38,7 +38,7 @@ def dev(tmp_path):
 
 def run_dev(folder: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess:
     command = [sys.executable, str(folder / "dev.py"), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **env}, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, **env}, timeout=400)
 
 
 def carrier(dev, version: str, folder: Path) -> Path:
@@ -116,7 +116,7 @@ def test_two_at_once_take_turns(dev, tmp_path):
     """
     command = [sys.executable, "-c", textwrap.dedent(script)]
     both = [subprocess.Popen(command) for _ in range(2)]
-    assert [process.wait(60) for process in both] == [0, 0]
+    assert [process.wait(400) for process in both] == [0, 0]
     assert (dev.DEV / "diary").read_text() == "enter leave enter leave "
 
 
@@ -169,7 +169,7 @@ def test_a_taken_port_is_one_sentence(script):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         command = [sys.executable, str(ROOT / "tests" / "support" / script), "--port", str(port)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=400)
     assert done.returncode == 1
     expected = f"Port {port} is taken: stop what uses it, or choose another with --port."
     assert done.stdout.strip() == expected
@@ -180,7 +180,7 @@ def test_browser_tests_without_chromium_are_reported_as_not_run(tmp_path, ci, co
     (tmp_path / "test_it.py").write_text("def test_page(browser): pass\ndef test_other(): pass\n")
     command = [sys.executable, "-m", "pytest", "-p", "conftest", "-p", "no:cacheprovider", str(tmp_path)]
     env = {**os.environ, "PYTHONPATH": str(ROOT / "tests"), "PATH": "", "CHROMIUM": "", "CI": ci}
-    done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=tmp_path, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=tmp_path, timeout=400)
     assert "1 passed, 1 skipped" in done.stdout
     assert "BROWSER TESTS NOT RUN" in done.stdout
     assert done.returncode == code

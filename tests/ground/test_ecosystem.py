@@ -16,7 +16,7 @@ NODES = {"ToMA", "ToMAPreview", "ToMACompare"}
 def comfy_cli(folder: Path, home: Path, *arguments: str) -> str:
     env = {**os.environ, "HOME": str(home), "USERPROFILE": str(home), "DO_NOT_TRACK": "1", "NO_COLOR": "1"}
     command = [sys.executable, "-m", "comfy_cli", "--skip-prompt", "--no-enable-telemetry", *arguments]
-    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 

@@ -156,7 +156,7 @@ class ComfyServer:
     def __exit__(self, *_) -> None:
         self.stop()
 
-    def start(self, timeout: float = 180) -> None:
+    def start(self, timeout: float = 400) -> None:
         for folder in ("custom_nodes", "input", "output", "temp", "models", "user/default"):
             (self.base / folder).mkdir(parents=True, exist_ok=True)
         for name, text in user_files().items():
