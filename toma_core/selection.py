@@ -76,6 +76,9 @@ def similarity(features: Tensor, tiles: Tiles) -> Tensor:
     scale = gram.diagonal(dim1=1, dim2=2).rsqrt()
     gram *= scale.unsqueeze(1)
     gram *= scale.unsqueeze(2)
+    gram.nan_to_num_(
+        0.0, 0.0, 0.0
+    )  # a token that overflowed in the model must not become an index out of bounds
     gram.diagonal(dim1=1, dim2=2).fill_(SELF)
     gram = gram.unflatten(0, (b, t))
     real = tiles.real_on(features.device)
@@ -95,7 +98,6 @@ def select(
     """
     keep = min(max(keep, tiles.count), tiles.tokens)
     similar = similarity(features, tiles) if similar is None else similar
-    batch = len(similar)
     if budget == "adaptive" and tiles.count > 1:
         slots = min(tiles.size, 2 * -(-keep // tiles.count))
         index, gains = greedy(similar, slots)
@@ -106,7 +108,7 @@ def select(
     index, _ = greedy(similar, max(shares))
     if min(shares) == max(shares):
         return Destinations(index, keep)
-    used = _first(shares, similar.device).expand(batch, -1, -1)
+    used = _first(shares, similar.device).expand(len(index), -1, -1)
     return _packed(index, used, keep)
 
 

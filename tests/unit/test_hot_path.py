@@ -46,6 +46,7 @@ WEIGH |= {
     "masked_fill",
     "bitwise_not",
     "rsqrt",
+    "nan_to_num",
     "diagonal",
     "fill",
     "_to_copy",

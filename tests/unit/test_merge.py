@@ -184,12 +184,29 @@ def test_fp16_extremes_stay_finite():
         assert merge.merge(x).isfinite().all() and merge.unmerge(merge.merge(x)).isfinite().all()
 
 
+@pytest.mark.parametrize("bad", [inf, -inf, float("nan"), 1e30])
+@pytest.mark.parametrize("budget", ["equal", "adaptive"])
+@pytest.mark.parametrize("grid", [(16, 16, 16), (17, 13, 8)])
+def test_a_broken_token_breaks_its_tile_at_most(grid, budget, bad):
+    """Indices stay in bounds, which a GPU would not forgive."""
+    tiles = Tiles.of(*grid)
+    x = torch.randn(2, tiles.tokens, 6)
+    x[0, 3, 2] = bad
+    _, merge = reselect(tiles.split(x), tiles.tokens // 2, tiles, budget=budget)
+    assert all(len(set(kept.tolist())) == tiles.tokens // 2 for kept in merge.kept)
+    back = merge.unmerge(merge.merge(x))
+    assert back[1].isfinite().all()
+    apart = tiles.split(x)[0].isfinite().all(-1).all(-1)
+    assert tiles.split(back)[0][apart].isfinite().all()
+
+
 def test_padding_never_contributes():
     """What stands in the padding changes neither picks nor products."""
     torch.manual_seed(9)
     tiles = Tiles.of(17, 13, 8)
     x = tiles.split(torch.randn(1, 221, 12))
-    spoilt = torch.where(tiles.real[None, ..., None], x, torch.full_like(x, 1e4))
+    central = x.mean(2, keepdim=True).expand_as(x) * 10  # what would be picked first
+    spoilt = torch.where(tiles.real[None, ..., None], x, central)
     assert not torch.equal(x, spoilt)
     for budget in ("equal", "adaptive"):
         (_, a), (_, b) = (reselect(y, 100, tiles, budget=budget) for y in (x, spoilt))
