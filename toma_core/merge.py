@@ -50,6 +50,12 @@ class Merge:
             return merged.flatten(1, 2)
         return merged.flatten(0, 2).index_select(0, self._rows).unflatten(0, self.kept.shape)
 
+    def take(self, x: Tensor) -> Tensor:
+        """The destinations' own rows instead of means: [B, N, C] -> [B, K, C]"""
+        if self.down is None:
+            return x
+        return x[torch.arange(len(x), device=x.device).unsqueeze(1), self.kept]
+
     def unmerge(self, y: Tensor) -> Tensor:
         """[B, K, C] -> [B, N, C]"""
         if self.down is None:

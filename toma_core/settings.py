@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import Enum
 
 from .schedule import Schedule
@@ -86,15 +86,15 @@ def _one_of(name: str, value: object, allowed, kind=None):
     return kind(value) if kind else value
 
 
-_BALANCED = Settings(ratio=0.5, reselect_every=3, reweight_every=3)
-_QUALITY = Settings(ratio=0.5, reselect_every=2, reweight_every=2)
-_FAST = Settings(ratio=0.75, reselect_every=4, reweight_every=4)
+_QUALITY = Settings(ratio=0.5, reselect_every=2, reweight_every=2, end_percent=0.95)
+_BALANCED = Settings(ratio=0.75, reselect_every=3, reweight_every=3, end_percent=0.9)
+_FAST = Settings(ratio=0.75, reselect_every=4, reweight_every=4, end_percent=0.95)
 _PAPER = dict(ratio=0.5, merge=MergeWhere.LAYER, budget="equal", carry_detail=False)
 
 PRESETS: dict[str, dict[str, Settings]] = {
     "balanced": {"unet": _BALANCED, "flux": _BALANCED},
     "quality": {"unet": _QUALITY, "flux": _QUALITY},
-    "fast": {"unet": _FAST, "flux": _FAST},
+    "fast": {"unet": replace(_FAST, ratio=0.9), "flux": _FAST},
     "paper": {
         "unet": Settings(reselect_every=10, reweight_every=5, skip_first_blocks=0, **_PAPER),
         "flux": Settings(reselect_every=1, reweight_every=1, skip_first_blocks=5, **_PAPER),

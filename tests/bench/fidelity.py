@@ -153,15 +153,29 @@ def measure(model, family: str, pixels: int, names: list[str], chosen: list[Meth
         }  # fmt: skip
         rows.append(row)
         shown.append((f"{method.name} {by_flops:.2f}x", out))
-        print(f"{family:5} {pixels:4} {label(method):52} {by_flops:5.2f}x  {row['psnr']:5.1f} dB  ssim {row['ssim']:.3f}  lpips {row['lpips']:.4f}", flush=True)
+        print(f"{family:5} {pixels:4} {label(method):70} {by_flops:5.2f}x  {row['psnr']:5.1f} dB  ssim {row['ssim']:.3f}  lpips {row['lpips']:.4f}", flush=True)
     return rows
 
 
 def label(method: Method) -> str:
     s = method.settings
+    if method.name.startswith("try"):
+        return method.name
     if s is None:
         return method.name + (f", {method.steps} steps" if method.steps != STEPS else "") + "".join(f", {k} {v}" for k, v in method.note.items())
     return f"{method.name}, ratio {s.ratio:g}, tile {s.tile_size}, every {s.reselect_every}/{s.reweight_every}, {s.start_percent:g}-{s.end_percent:g}"
+
+
+def parsed(text: str) -> dict:
+    """Settings from "ratio=0.5,merge=each layer": values as JSON where they are, else as text."""
+    found = {}
+    for pair in text.split(","):
+        name, value = pair.split("=")
+        try:
+            found[name] = json.loads(value.lower())
+        except json.JSONDecodeError:
+            found[name] = value
+    return found
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -173,6 +187,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--prompts", type=int)
     parser.add_argument("--tune", action="store_true", help="the prompts that settings are tuned on, not the held-out ones")
     parser.add_argument("--weights", type=Path, help="another checkpoint of the one --model")
+    parser.add_argument("--try", dest="tries", action="append", metavar="ratio=0.5,tile_size=8,...", help="only these settings")
     parser.add_argument("--only", nargs="*", help="methods whose name starts with one of these")
     options = parser.parse_args(argv)
     from lpips import LPIPS
@@ -184,6 +199,8 @@ def main(argv: list[str] | None = None) -> None:
         model = LOADERS[family](options.weights) if options.weights else LOADERS[family]()
         for pixels in options.pixels or ([128] if options.quick else [128, 256]):
             chosen = methods(family, options.quick)
+            if options.tries:
+                chosen = [Method("try " + text, Settings(**parsed(text))) for text in options.tries]
             if options.only:
                 chosen = [m for m in chosen if m.name.startswith(tuple(options.only))]
             rows += measure(model, family, pixels, names, chosen, metric)

@@ -140,7 +140,7 @@ def test_unet_block_follows_the_formula(models):
 @torch.inference_mode()
 def check_carry() -> None:
     """A full step and a merged one over a span of two blocks, with something added between (ControlNet):
-    x + added + U (merged blocks' change - M added), where `added` is what the blocks did at the full step."""
+    x + added + U (change of the kept tokens since then), where `added` is what the blocks did at the full step."""
     from comfyui_toma.toma_core.patcher.call import Kept, Place
     from comfyui_toma.toma_core.schedule import Action
 
@@ -170,7 +170,8 @@ def check_carry() -> None:
     assert torch.allclose(full, middle + control + ((middle + control) @ second).tanh(), atol=1e-5), "not unmerged"
 
     added = full - x0 - control
-    _, m, a = merge_of(added)
+    kept_tokens, _, a = merge_of(added)
+    m = torch.nn.functional.one_hot(kept_tokens, 64).float()  # destinations stand for themselves, no means
     tokens = m @ x1
     step = (tokens @ first).tanh()
     x = x1 + a.mT @ step + control

@@ -119,10 +119,15 @@ class Call:
             return self._full(place, x, grid, run_block)
         try:
             merge = uncompiled(self.merge_for, place, x, grid)
-            tokens = uncompiled(merge.merge, x)
+            tokens = uncompiled(self._shorter, merge, x)
         except torch.cuda.OutOfMemoryError:
             return self.give_up(x, run_block)
         return self._merged(place, x, tokens, grid, merge, run_block)
+
+    def _shorter(self, merge: Merge, x: Tensor) -> Tensor:
+        """[B, N, C] -> [B, K, C]. Where detail is carried, destinations stand for their group as they are:
+        a mean has less noise than the step says, and the blocks would answer to that."""
+        return merge.take(x) if self.settings.carries else merge.merge(x)
 
     def count(self, place: Place, grid: Grid, x: Tensor, after: int) -> None:
         """Notes how many tokens of x [B, N, C] this block works on."""
@@ -178,13 +183,14 @@ class Call:
             if place.last:
                 uncompiled(self._remember, place, added.get(name), x, grid)
         except torch.cuda.OutOfMemoryError:
+            added.pop(name, None)
             self.give_up(x, lambda tokens, _: tokens)
         return x
 
     def _remember(self, place: Place, added: Tensor | None, x: Tensor, grid: Grid) -> None:
         merge = self._choose(place, x if added is None else added, grid)
         if added is not None:
-            self.kept.added_merged[place.merge_name(grid)] = merge.merge(added)
+            self.kept.added_merged[place.merge_name(grid)] = self._shorter(merge, added)
 
     def _merged(
         self, place: Place, x: Tensor, tokens: Tensor, grid: Grid, merge: Merge, run_block: RunBlock
