@@ -1,4 +1,5 @@
 // Small tools for DOM widgets that have to work in both node renderers.
+import { app } from "../../scripts/app.js";
 
 /** An element with properties, attributes in `data`, and children; text only ever as text. */
 export function make(tag, properties = {}, ...children) {
@@ -36,6 +37,26 @@ export function chain(object, name, after) {
     after.apply(this, args);
     return result;
   };
+}
+
+/**
+ * Calls `use` with what the node put out under `key`: when it ran, and when its workflow is shown again, which
+ * makes the node anew and restores its output some time later.
+ */
+export function onOutput(node, key, use) {
+  let ran = false;
+  chain(node, "onExecuted", (output) => {
+    ran = true;
+    use(output?.[key]?.[0]);
+  });
+  for (const wait of [100, 500, 1500]) {
+    setTimeout(() => {
+      const kept = app.nodeOutputs?.[node.id]?.[key]?.[0];
+      if (!kept || ran || !node.graph) return;
+      ran = true;
+      use(kept);
+    }, wait);
+  }
 }
 
 /** Keeps a canvas as large as its box, in device pixels, and redraws it. */

@@ -1,7 +1,6 @@
 // On the ToMAPreview node: look through all that was recorded, without running again.
-import { app } from "../../scripts/app.js";
 import { api } from "../../scripts/api.js";
-import { addElement, chain, fitCanvas, make, widgetOf } from "./dom.js";
+import { addElement, chain, fitCanvas, make, onOutput, widgetOf } from "./dom.js";
 import { drawDensity, drawKept, drawRegions, drawScale } from "./picks.js";
 import { say } from "./text.js";
 
@@ -14,8 +13,7 @@ export function addPreview(node) {
     const widget = widgetOf(node, name);
     if (widget) chain(widget, "callback", view.draw);
   }
-  chain(node, "onExecuted", (output) => view.load(output?.toma?.[0]));
-  chain(node, "onConfigure", () => view.load((app.nodeOutputs ?? {})[node.id]?.toma?.[0]));
+  onOutput(node, "toma", view.load);
   view.draw();
 }
 

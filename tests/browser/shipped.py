@@ -31,6 +31,7 @@ MODELS = {
 }
 GREEN, RED = ("#232", "#353"), ("#322", "#533")
 LOAD, PROMPT, SAMPLE, RESULT, LOOK = 0, 380, 760, 1150, 1500
+ABOVE = -780
 
 
 def node(id: str, type: str, x: float, y: float, width: int = 320, height: int = 0, **more) -> dict:
@@ -193,7 +194,7 @@ What to look at
     nodes = [
         note(text), *SDXL_START, node("toma", "ToMA", PROMPT, 0, 340),
         sampler(steps=25, cfg=7, scheduler="normal"),
-        node("upscale", "LatentUpscaleBy", SAMPLE, 400, widgets={"upscale_method": "bislerp", "scale_by": 1.5}),
+        node("upscale", "LatentUpscaleBy", SAMPLE, 640, widgets={"upscale_method": "bislerp", "scale_by": 1.5}),
         sampler("refine", RESULT, 0, steps=20, cfg=7, scheduler="normal", denoise=0.5), *end[0],
     ]  # fmt: skip
     links = [
@@ -207,12 +208,12 @@ def comparison(start: list, links: list, vae: tuple, step: dict, looks: float) -
     """The same seed with and without merging, side by side. `start` has load, positive, negative and size."""
     nodes = [
         *start,
-        node("plain", "ToMA", PROMPT, -560, 340, title="ToMA, ratio 0: only measures",
+        node("plain", "ToMA", PROMPT, ABOVE, 340, title="ToMA, ratio 0: only measures",
              widgets={"preset": "custom", "ratio": 0}),
         node("toma", "ToMA", PROMPT, 0, 340),
-        sampler("reference", SAMPLE, -560, **step), sampler("sample", SAMPLE, 0, **step),
-        node("decode1", "VAEDecode", SAMPLE, -180), node("decode2", "VAEDecode", SAMPLE, 380),
-        node("compare", "ToMACompare", RESULT, -560, 640, 420),
+        sampler("reference", SAMPLE, ABOVE, **step), sampler("sample", SAMPLE, 0, **step),
+        node("decode1", "VAEDecode", SAMPLE, ABOVE + 620), node("decode2", "VAEDecode", SAMPLE, 620),
+        node("compare", "ToMACompare", RESULT, ABOVE, 700, 560),
         preview(RESULT, looks),
     ]  # fmt: skip
     links = [
@@ -238,8 +239,8 @@ What to look at
 - run twice: the first run also loads the model, so its seconds say little
 - for a distance that sees content and not pixels, connect a **Load CLIP Vision** (DINOv2, DINOv3 or CLIP)"""
     step = dict(steps=25, cfg=7, scheduler="normal")
-    nodes, links = comparison(SDXL_START, SDXL_LINKS, ("load", 2), step, 40)
-    return [note(text, -40, -560), *nodes], links
+    nodes, links = comparison(SDXL_START, SDXL_LINKS, ("load", 2), step, -120)
+    return [note(text, -40, ABOVE), *nodes], links
 
 
 def demo() -> tuple[list, list]:
@@ -259,8 +260,8 @@ Other captions: `frog on yellow`, `robot on teal`, `pizza on black`."""
         node("negative", "ToMADemoPrompt", LOAD, 400, widgets={"caption": ""}, colour=RED, title="Empty prompt"),
         node("size", "ToMADemoLatent", LOAD, 620),
     ]
-    nodes, links = comparison(start, [], ("load", 1), dict(steps=12, cfg=1, scheduler="simple"), 40)
-    return [note(text, -40, -560), *nodes], links
+    nodes, links = comparison(start, [], ("load", 1), dict(steps=12, cfg=1, scheduler="simple"), -120)
+    return [note(text, -40, ABOVE), *nodes], links
 
 
 WORKFLOWS = {

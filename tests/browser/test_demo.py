@@ -99,6 +99,17 @@ def test_comparison_says_what_it_cost_and_saved(canvas, renderer, ran):
     assert "PSNR" in text and "SSIM" in text and "a step instead of" in text
 
 
+def test_picks_are_there_again_after_another_workflow_was_shown(canvas, renderer, ran):
+    page = canvas.page
+    page.evaluate("() => app.extensionManager.command.execute('Comfy.NewBlankWorkflow')")
+    page.wait_for_function("() => app.graph.nodes.length === 0")
+    page.get_by_test_id("topbar-workflow-tabs").get_by_text("toma-demo").last.click()
+    canvas.wait_for_nodes(13)
+    page.wait_for_timeout(2500)
+    assert "tokens kept" in caption(canvas, ran["ToMAPreview"])
+    assert "PSNR" in canvas.element(ran["ToMACompare"], "summary").text_content()
+
+
 @pytest.mark.parametrize("theme", ["dark", "light"])
 def test_nodes_hold_what_they_show(canvas, renderer, ran, theme):
     """Resized, zoomed and collapsed, in both themes: nothing sticks out. Writes the screenshots to look at."""
