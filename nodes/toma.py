@@ -7,7 +7,7 @@ from dataclasses import asdict
 from comfy_api.latest import io
 
 from ..toma_core.patcher import family_of, patch
-from ..toma_core.settings import BUDGETS, CUSTOM, PRESETS, TILE_SIZES, MergeWhere, Settings, resolve
+from ..toma_core.settings import BUDGETS, CUSTOM, PRESETS, TILE_SIZES, MergeWhere, Settings, SettingsError, resolve
 from .live import LivePicks
 from .running import has_preview, running_prompt
 
@@ -141,6 +141,15 @@ class ToMA(io.ComfyNode):
     def fingerprint_inputs(cls, **_) -> bool:
         """A preview that joins a finished graph needs one run that records."""
         return has_preview(running_prompt())
+
+    @classmethod
+    def validate_inputs(cls, preset: str, start_percent: float, end_percent: float) -> bool | str:
+        """What two widgets say together is checked before anything runs."""
+        try:
+            resolve(preset, "unet", start_percent=start_percent, end_percent=end_percent)
+        except SettingsError as error:
+            return str(error)
+        return True
 
     @classmethod
     def execute(cls, model: io.Model.Type, preset: str, tile_size: str, **widgets) -> io.NodeOutput:
