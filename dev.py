@@ -51,7 +51,8 @@ DEFAULT_RELEASE = "0.30.0"
 TORCH = ["torch==2.13.0"]
 TORCH_COMPANIONS = ["torchvision==0.28.0", "torchaudio==2.11.0"]
 TOOLS = ["numpy", "Pillow", "pytest>=8.2", "hypothesis", "playwright", "ruff", "comfy-cli"]
-TOOLS += ["websocket-client"]
+SMALL_TOOLS = ["websocket-client"]
+TOOLS += SMALL_TOOLS
 # What comfyui-manager needs beside ComfyUI's own requirements; it is installed without dependencies.
 TOOLS += ["GitPython", "PyGithub", "toml", "uv", "chardet"]
 
@@ -210,7 +211,7 @@ class Environment:
                 continue  # the child got it as well and ends on its own
 
 
-def prepare(options: argparse.Namespace) -> Environment:
+def prepare(options: argparse.Namespace, with_test_tools: bool = True) -> Environment:
     if sys.version_info < (3, 10):  # noqa: UP036 - whoever starts it with an older one should read why
         raise Stop(f"Python 3.10 or newer is needed and this is {sys.version.split()[0]}: use a newer one.")
     DEV.mkdir(exist_ok=True)
@@ -224,7 +225,9 @@ def prepare(options: argparse.Namespace) -> Environment:
         python = virtual_environment()
         tree = comfyui_tree(options.comfyui, python)
     requirements, pinned = split_requirements(tree)
-    install_requirements(python, requirements)
+    requirements += requirement_lines(ROOT / "requirements.txt")
+    install_requirements(python, "ComfyUI's requirements", requirements)
+    install_requirements(python, "tools", TOOLS if with_test_tools else SMALL_TOOLS)
     return Environment(tree, python, pins_overlay(python, pinned))
 
 
@@ -299,12 +302,17 @@ def make_virtual_environment(venv: Path, python: Path) -> None:
     say(f"Preparing {venv.relative_to(ROOT)} (once)")
     shutil.rmtree(venv, ignore_errors=True)
     call("Python environment", [sys.executable, "-m", "venv", venv], "venv")
-    pip = [python, "-m", "pip", "install"]
-    call("torch", [*pip, *TORCH], "torch")
-    call("test tools", [*pip, *TOOLS], "tools")
-    call("torchvision, torchaudio", [*pip, "--no-deps", *TORCH_COMPANIONS], "torch-companions")
+    call("torch", [*pip_install(python), *TORCH, "numpy", "Pillow"], "torch")
+    call(
+        "torchvision, torchaudio", [*pip_install(python), "--no-deps", *TORCH_COMPANIONS], "torch-companions"
+    )
     mend_torch_companions(python)
     (venv / "ready").touch()
+
+
+def pip_install(python: Path) -> list:
+    # Python compiles what is imported, when it is imported: a small part of what is installed.
+    return [python, "-m", "pip", "install", "--no-compile"]
 
 
 def runs(python: Path, code: str = "") -> bool:
@@ -357,8 +365,8 @@ def split_requirements(tree: Path) -> tuple[list[str], list[str]]:
     return [line for line in lines if line not in own], own
 
 
-def install_requirements(python: Path, requirements: list[str]) -> None:
-    requirements = requirements + requirement_lines(ROOT / "requirements.txt")
+def install_requirements(python: Path, what: str, requirements: list[str]) -> None:
+    """Add packages to the environment, whose torch stays as it is."""
     venv = python.parent.parent
     stamp = venv / f"requirements-{digest(*requirements)}"
 
@@ -368,7 +376,7 @@ def install_requirements(python: Path, requirements: list[str]) -> None:
         listed = DEV / "requirements.txt"
         listed.write_text("\n".join([*TORCH, *requirements]) + "\n", encoding="utf-8")
         try:
-            call("ComfyUI's requirements", [python, "-m", "pip", "install", "-r", listed], "requirements")
+            call(what, [*pip_install(python), "-r", listed], "requirements")
         except NoRegistry:
             (venv / "unfinished").unlink()
             raise
@@ -387,7 +395,7 @@ def pins_overlay(python: Path, pinned: list[str]) -> Path:
 
 def install_pins(python: Path, pinned: list[str], overlay: Path) -> None:
     with staged(overlay) as part:
-        install = [python, "-m", "pip", "install", "--no-deps", "--no-compile", "--target", part]
+        install = [*pip_install(python), "--no-deps", "--target", part]
         call("ComfyUI's own packages", [*install, *pinned], "pins")
         parts = template_parts(part)
         if parts:
@@ -497,11 +505,13 @@ def test_every_release(options: argparse.Namespace, rest: list[str]) -> int:
 
 
 def demo(options: argparse.Namespace, rest: list[str]) -> int:
-    return prepare(options).run([TESTS / "support" / "demo.py", *port_argument(options), *rest], **ONE_THREAD)
+    script = TESTS / "support" / "demo.py"
+    return prepare(options, with_test_tools=False).run([script, *port_argument(options), *rest], **ONE_THREAD)
 
 
 def serve(options: argparse.Namespace, rest: list[str]) -> int:
-    return prepare(options).run([TESTS / "support" / "serve.py", *port_argument(options), *rest])
+    script = TESTS / "support" / "serve.py"
+    return prepare(options, with_test_tools=False).run([script, *port_argument(options), *rest])
 
 
 def port_argument(options: argparse.Namespace) -> list[str]:

@@ -88,17 +88,17 @@ def test_an_interrupted_install_makes_the_environment_again(dev):
             python = Path(command[-1]) / "bin" / "python"
             python.parent.mkdir(parents=True)
             python.symlink_to(sys.executable)
-        if what == "ComfyUI's requirements" and steps.count(what) == 1:
+        if what == "things" and steps.count(what) == 1:
             raise KeyboardInterrupt
 
     dev.call, dev.runs, dev.mend_torch_companions = call, lambda *_: True, lambda python: None
     dev.os = Namespace(**{**vars(os), "name": "posix"})
     with pytest.raises(KeyboardInterrupt):
-        dev.install_requirements(dev.virtual_environment(), ["einops"])
-    dev.install_requirements(dev.virtual_environment(), ["einops"])
+        dev.install_requirements(dev.virtual_environment(), "things", ["einops"])
+    dev.install_requirements(dev.virtual_environment(), "things", ["einops"])
     assert steps.count("Python environment") == 2
-    dev.install_requirements(dev.virtual_environment(), ["einops"])
-    assert steps.count("Python environment") == 2 and steps.count("ComfyUI's requirements") == 2
+    dev.install_requirements(dev.virtual_environment(), "things", ["einops"])
+    assert steps.count("Python environment") == 2 and steps.count("things") == 2
 
 
 def test_two_at_once_take_turns(dev, tmp_path):
