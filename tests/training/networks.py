@@ -9,15 +9,8 @@ import torch
 from torch import Tensor, nn
 
 sys.path.insert(0, os.environ["COMFYUI_PATH"])
-for _operator in ("nms", "qnms"):  # a torchvision without its compiled part still imports once these exist
-    try:
-        torch.library.define(
-            f"torchvision::{_operator}", "(Tensor dets, Tensor scores, float threshold) -> Tensor"
-        )
-    except RuntimeError:
-        pass
 
-from comfy.cli_args import args  # noqa: E402
+from comfy.cli_args import args
 
 args.cpu = True
 args.use_pytorch_cross_attention = True

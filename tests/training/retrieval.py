@@ -18,9 +18,12 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import networks  # noqa: F401 - finds ComfyUI and sets it up, so it comes first
+
+# isort: split
+
 import comfy.model_management
 import comfy.sample
-import networks  # noqa: F401  sets ComfyUI up
 from data import Emoji
 from demo_pack import loading
 from lpips import LPIPS
