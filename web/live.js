@@ -12,9 +12,9 @@ let latent = null;
 const wanted = () => app.extensionManager.setting.get(SETTING) !== false;
 
 /** Tells the server whether this page wants to see picks: it makes none for a page that does not. */
-export async function tellServer() {
+export async function tellServer(on = wanted()) {
   if (!api.clientId) return;
-  const body = JSON.stringify({ client_id: api.clientId, on: wanted() });
+  const body = JSON.stringify({ client_id: api.clientId, on });
   await api.fetchApi("/toma/live", { method: "POST", body, headers: { "Content-Type": "application/json" } });
 }
 

@@ -17,7 +17,7 @@ app.registerExtension({
       tooltip: "At most four pictures a second. Off: the server computes nothing for it.",
       type: "boolean",
       defaultValue: true,
-      onChange: () => tellServer(),
+      onChange: (on) => tellServer(on), // told before the setting is stored
     },
   ],
   setup: watchPicks,

@@ -142,7 +142,7 @@ class Canvas:
                 }""",
                 [node, scale],
             )
-        self.page.wait_for_timeout(400)
+        self.page.wait_for_timeout(250)
 
     def box(self, node: int) -> dict:
         """Where a node is on the screen, with its title: x, y, width, height."""

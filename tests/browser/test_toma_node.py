@@ -3,6 +3,8 @@
 import itertools
 import json
 
+LIVE = "ToMA.LivePicks"
+
 SETTINGS = (
     "ratio", "tile_size", "reselect_every", "reweight_every", "start_percent", "end_percent", "merge", "budget",
     "skip_first_blocks", "carry_detail",
@@ -177,3 +179,71 @@ def test_paper_shows_the_values_of_the_connected_family(canvas, small_graph):
     canvas.set_widget(small_graph["load"], "name", "sdxl-like unet")
     canvas.page.wait_for_timeout(600)
     assert shown(canvas, node) == preset_values("paper", "unet")
+
+
+def test_only_the_newest_pick_is_drawn(canvas, small_graph):
+    """Fifty events in one go, as after a pause of the page: drawn once or twice."""
+    page, node = canvas.page, small_graph["toma"]
+    canvas.frame(node)
+    show = """([id, from, to]) => {
+      for (let step = from; step < to; step++) {
+        const pick = {node: String(id), step, group: "double", grid: [8, 8], kept: [1, 5, step]};
+        app.api.dispatchEvent(new CustomEvent("toma.picks", {detail: pick}));
+      }
+    }"""
+    page.evaluate(show, [node, 0, 1])
+    page.wait_for_timeout(500)
+    page.evaluate(
+        """(id) => {
+          const root = app.graph.getNodeById(id).widgets.find((w) => w.name === "schedule").element;
+          const context = root.querySelector(".toma-live canvas").getContext("2d"), clear = context.clearRect;
+          window.tomaDraws = 0;
+          context.clearRect = function (...box) { window.tomaDraws += 1; return clear.apply(this, box); };
+        }""",
+        node,
+    )
+    page.evaluate(show, [node, 1, 51])
+    page.wait_for_timeout(500)
+    assert 1 <= page.evaluate("() => window.tomaDraws") <= 2
+    assert "step 51" in canvas.element(node, "schedule").inner_text()
+
+
+def test_setting_turns_the_live_picks_off(canvas, small_graph, demo_weights):
+    page = canvas.page
+    page.evaluate(
+        """([sample, load]) => {
+          const make = (type) => { const node = LiteGraph.createNode(type); app.graph.add(node); return node; };
+          const decode = make("VAEDecode"), show = make("PreviewImage");
+          app.graph.getNodeById(sample).connect(0, decode, 0);
+          app.graph.getNodeById(load).connect(1, decode, 1);
+          decode.connect(0, show, 0);
+          app.graph.getNodeById(sample).widgets.find((w) => w.name === "steps").value = 2;
+          window.tomaSeen = 0;
+          app.api.addEventListener("toma.picks", () => window.tomaSeen++);
+        }""",
+        [small_graph["sample"], small_graph["load"]],
+    )
+    counts = []
+    for on in (False, True):
+        page.evaluate("([id, on]) => app.extensionManager.setting.set(id, on)", [LIVE, on])
+        page.wait_for_timeout(300)
+        canvas.set_widget(
+            small_graph["sample"], "seed", page.evaluate("() => Math.floor(Math.random() * 1e9)")
+        )
+        assert canvas.run() is None
+        counts.append(page.evaluate("() => window.tomaSeen"))
+    assert counts[0] == 0 and counts[1] > 0
+
+
+def test_help_opens_with_its_picture(canvas, small_graph):
+    page, node = canvas.page, small_graph["toma"]
+    canvas.frame(node)
+    page.evaluate("(id) => app.canvas.selectNode(app.graph.getNodeById(id))", node)
+    page.get_by_test_id("info-button").click()
+    picture = page.locator('img[src*="docs/ToMA/picture.jpg"]').first
+    picture.wait_for(timeout=15_000)
+    page.wait_for_function("(img) => img.complete && img.naturalWidth > 0", arg=picture.element_handle())
+    assert page.get_by_text("Each bar is a step of the connected sampler").first.is_visible()
+    canvas.screenshot("help")
+    page.get_by_test_id("info-button").click()
+    page.wait_for_timeout(300)

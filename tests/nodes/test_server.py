@@ -110,3 +110,10 @@ def test_live_route_refuses_what_it_should_not_take(server, body, status):
     with pytest.raises(urllib.error.HTTPError) as refused:
         server.post("/toma/live", body)
     assert refused.value.code == status
+
+
+@pytest.mark.parametrize("language", ["ko", "zh"])
+def test_server_hands_out_the_translations(server, language):
+    words = server.get("/i18n")[language]
+    assert words["nodeDefs"]["ToMA"]["inputs"]["ratio"]["tooltip"]
+    assert words["settings"]["ToMA_LivePicks"]["name"]
