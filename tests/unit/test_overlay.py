@@ -27,6 +27,19 @@ def test_regions_have_their_mean_colour_and_an_outline():
     assert torch.allclose(drawn[:, :46], drawn[64, 20].expand(128, 46, 3), atol=1e-5), "and nowhere else"
 
 
+def test_outlines_lie_on_borders_in_both_directions():
+    picture = torch.zeros(128, 96, 3)
+    for groups in (HALVES, torch.arange(16 * 12).view(16, 12) // 96):
+        lines = regions(picture, (16, 12), groups.flatten()).mean(-1) > 0
+        border = groups.repeat_interleave(8, 0).repeat_interleave(8, 1)
+        expected = torch.zeros_like(lines)
+        expected[1:] |= border[1:] != border[:-1]
+        expected[:, 1:] |= border[:, 1:] != border[:, :-1]
+        expected[:-1] |= border[1:] != border[:-1]
+        expected[:, :-1] |= border[:, 1:] != border[:, :-1]
+        assert torch.equal(lines, expected)
+
+
 def test_density_colours_go_by_group_size():
     groups = torch.cat([torch.zeros(160, dtype=torch.long), torch.arange(1, 33)])  # one of 160, 32 of 1
     drawn = density(torch.ones(256, 192, 3), (16, 12), groups)
