@@ -55,6 +55,7 @@ SMALL_TOOLS = ["websocket-client"]
 TOOLS += SMALL_TOOLS
 # What comfyui-manager needs beside ComfyUI's own requirements; it is installed without dependencies.
 TOOLS += ["GitPython", "PyGithub", "toml", "uv", "chardet"]
+BENCH_TOOLS = ["tomesd", "matplotlib"]  # a rival, and plots
 
 # Tests and demo work on small tensors: a second thread only waits, and on a busy machine it waits long.
 ONE_THREAD = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
@@ -524,7 +525,9 @@ def bench(options: argparse.Namespace, rest: list[str]) -> int:
         raise Stop(
             f"Name a benchmark, `python dev.py bench NAME`: {', '.join(there) or 'there is none yet'}."
         )
-    return prepare(options).run([TESTS / "bench" / f"{options.name}.py", *rest])
+    environment = prepare(options)
+    install_requirements(environment.python, "what benchmarks compare and draw with", BENCH_TOOLS)
+    return environment.run([TESTS / "bench" / f"{options.name}.py", *rest])
 
 
 def run(options: argparse.Namespace, rest: list[str]) -> int:

@@ -1,0 +1,103 @@
+"""README's speed table, made from the JSON file of the speed benchmark.
+
+    python dev.py bench readme_table speed.json [--write README.md]
+
+With --write the lines between <!-- speed --> and <!-- /speed --> are replaced.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+BEGIN, END = "<!-- speed -->", "<!-- /speed -->"
+METHODS = {
+    "toma": "**ToMA**",
+    "tomesd": "tomesd's matching, around the whole block",
+    "tomesd attention": "tomesd's matching, around self-attention",
+    "todo": "ToDo (keys and values of every fourth token)",
+    "HyperTile": "HyperTile node, as shipped",
+    "HyperTile depth 2": "HyperTile node, max_depth 2",
+    "TomePatchModel": "TomePatchModel node, as shipped",
+    "shorter": "limit: the same blocks on a shorter sequence",
+}
+MODELS = ("SDXL", "Flux")
+
+
+def steps(rows: list[dict], model: str) -> list[dict]:
+    """The rows of whole steps at 1024 px; of several, those with most blocks measured come first."""
+    return [
+        r
+        for r in rows
+        if r["model"] == model and r["part"] == "step" and r["size"] == "1024x1024" and r["batch"] == 1
+    ]
+
+
+def cell(found: list[dict]) -> str:
+    if not found:
+        return ""
+    row = found[0]
+    if row["speedup"] is None:
+        return "fails"
+    return "no effect" if row["note"].startswith("no effect") else f"{row['speedup']:.2f}x"
+
+
+def table(content: dict) -> str:
+    lines = ["| method | ratio | SDXL | Flux |", "|---|---|---|---|"]
+    by_model = {model: steps(content["rows"], model) for model in MODELS}
+    for method, name in METHODS.items():
+        ratios = {r["ratio"] for rows in by_model.values() for r in rows if r["method"] == method}
+        for ratio in sorted(ratios, key=lambda ratio: ratio or 0.0):
+            cells = [
+                cell([r for r in by_model[model] if r["method"] == method and r["ratio"] == ratio])
+                for model in MODELS
+            ]
+            lines.append(f"| {name} | {'' if ratio is None else f'{ratio:g}'} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def presets(content: dict) -> str:
+    lines = ["| preset, 20 steps | SDXL | Flux |", "|---|---|---|"]
+    runs = [r for r in content["rows"] if r["method"].startswith("preset ") and r["size"] == "1024x1024"]
+    for method in dict.fromkeys(r["method"] for r in runs):
+        cells = [cell([r for r in runs if r["method"] == method and r["model"] == model]) for model in MODELS]
+        lines.append(f"| {method.removeprefix('preset ')} | {' | '.join(cells)} |")
+    return "\n".join(lines) if runs else ""
+
+
+def text(content: dict) -> str:
+    about = content["about"]
+    bases = {r["model"]: r["basis"] for r in content["rows"] if r["part"] == "step" and r["method"] == "toma"}
+    how = "; ".join(f"{model} {basis}" for model, basis in bases.items())
+    machine = f"fp32 on a CPU ({about['cpu']}, {about['threads']} threads)"
+    said = f"One step at 1024 px, SDPA, {machine}, random weights: {how}."
+    return "\n\n".join(part for part in (said, table(content), presets(content)) if part)
+
+
+def written(readme: str, made: str) -> str:
+    """The README with the table in its place."""
+    before, found, rest = readme.partition(BEGIN)
+    _, closed, after = rest.partition(END)
+    if not found or not closed:
+        sys.exit(f"The README has no {BEGIN} ... {END} to write between.")
+    return f"{before}{BEGIN}\n{made}\n{END}{after}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("json", type=Path)
+    parser.add_argument("--write", type=Path, metavar="README")
+    options = parser.parse_args()
+    made = text(json.loads(options.json.read_text(encoding="utf-8")))
+    if not options.write:
+        print(made)
+        return
+    options.write.write_text(written(options.write.read_text(encoding="utf-8"), made), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

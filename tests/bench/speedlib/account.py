@@ -1,0 +1,172 @@
+"""From samples to rows: what was measured, what was computed from it, and how near it is to what is possible."""
+
+from __future__ import annotations
+
+from statistics import median
+
+import fullsize
+
+from .methods import Method
+from .plan import Group
+from .row import CHOOSING, FLUX_DEPTH, evaluation_of, failed, make, of_shorter, unet_shares
+
+MERGED = ("toma", "tomesd", "shorter")  # methods that leave the first blocks of Flux alone, as the paper does
+STEPS = 20
+
+
+def rows(groups: list[Group], samples: dict) -> list[dict]:
+    """All rows of the samples {group: {method: [evaluations of a sample]}}."""
+    found, halves = [], {}
+    for group in groups:
+        measured = {m.key: _good(samples.get(group.name, {}).get(m.key, [])) for m in group.methods}
+        if not measured.get("none"):
+            continue
+        for method in group.methods:
+            there = samples.get(group.name, {}).get(method.key, [])
+            if there and "error" in there[0]:
+                found.append(failed(group, method, there[0]["error"]))
+            elif there:
+                found += _rows(group, method, measured)
+        if group.scope.isdigit():
+            halves[int(group.scope)] = (group, measured)
+    if set(halves) == {640, 1280}:
+        found += _whole_unet(halves)
+    for row in found:
+        of_shorter(row, found)
+    return found
+
+
+def _good(there: list) -> list:
+    return [sample for sample in there if "error" not in sample]
+
+
+def _rows(group: Group, method: Method, measured: dict) -> list[dict]:
+    """The whole step, if the model is whole or can be computed, and a row for each kind of block."""
+    made = []
+    mine, none = measured[method.key], measured["none"]
+    if not group.scope.isdigit():
+        step = _flux_step if group.family == "flux" else _unet_step
+        seconds, base = step(group, method, mine, none), step(group, _NONE, none, none)
+        made.append(make(group, method, "step", seconds, base, mine, none))
+        first = median(step(group, method, mine, none, at=0))
+        made += _runs(made[-1], group.family, median(base), first, median(seconds))
+    for kind in none[0][-1]["blocks"]:
+        if kind == "res block" or kind not in mine[0][-1]["blocks"]:
+            continue
+        made.append(make(group, method, kind, _block(mine, kind), _block(none, kind), mine, none))
+    return made
+
+
+_NONE = Method("none", lambda model: model)
+
+
+def _unet_step(group: Group, method: Method, mine: list, none: list, at: int = -1) -> list[float]:
+    if method.name == "EasyCache":  # what it skips is spread over the run
+        return [sum(e["seconds"] for e in sample) / len(sample) for sample in mine]
+    return [evaluation_of(sample, at)["seconds"] for sample in mine]
+
+
+def _block(mine: list, kind: str, at: int = -1) -> list[float]:
+    """Seconds of one block, without choosing, which only one block of the step does."""
+    found = []
+    for sample in mine:
+        evaluation = evaluation_of(sample, at)
+        times = evaluation["blocks"][kind]
+        found.append((sum(times) - _choosing(evaluation, kind)) / len(times))
+    return found
+
+
+def _choosing(evaluation: dict, kind: str) -> float:
+    return sum(evaluation["ours"].get(kind, {}).get(name, 0.0) for name in CHOOSING)
+
+
+def _flux_step(group: Group, method: Method, mine: list, none: list, at: int = -1) -> list[float]:
+    """The 19 + 38 model, computed: its inputs and output, so many blocks of each kind, choosing once a kind."""
+    if method.name == "EasyCache":
+        whole = median(_flux_step(group, _NONE, none, none))
+        ran = [sum(1 for e in sample if e["blocks"]) / len(sample) for sample in mine]
+        return [whole * share for share in ran]
+    skip = fullsize.FLUX_SKIP if method.name.split()[0] in MERGED and method.name != "toma carried" else 0
+    found = []
+    for i, sample in enumerate(mine):
+        evaluation = evaluation_of(sample, at)
+        total = evaluation["seconds"] - sum(sum(times) for times in evaluation["blocks"].values())
+        for kind, depth in FLUX_DEPTH.items():
+            total += skip * median(_block(none, kind)) if skip else 0.0
+            total += (depth - skip) * _block(mine, kind, at)[i] + _choosing(evaluation, kind)
+        found.append(total)
+    return found
+
+
+def _whole_unet(halves: dict) -> list[dict]:
+    """SDXL's step computed from its two kinds of blocks and the speed of a res block."""
+    made, group = [], halves[640][0]
+    depth = {640: 10, 1280: 60}
+    outside = fullsize.parts("unet", group.size)
+    outside = sum(flops for part, flops in outside.items() if not part.startswith("blocks"))
+
+    def step(method: str, at: int = -1) -> list[float]:
+        count = min(len(halves[c][1].get(method, [])) for c in depth)
+        rest = [_convolutions(halves, i) * outside for i in range(count)]
+        for channels in depth:
+            there = halves[channels][1][method][:count]
+            kind = f"block {channels}"
+            for i, (seconds, sample) in enumerate(zip(_block(there, kind, at), there)):
+                rest[i] += depth[channels] * seconds + _choosing(evaluation_of(sample, at), kind)
+        return rest
+
+    none = step("none")
+    for method in group.methods:
+        seconds = step(method.key) if method.key in halves[1280][1] else []
+        if not seconds:
+            continue
+        row = make(group, method, "step", seconds, none, None, None)
+        row["shares"] = unet_shares(halves, method.key, median(none))
+        row["basis"] = "computed from one block of each kind"
+        made.append(row)
+        made += _runs(row, "unet", median(none), median(step(method.key, at=0)), median(seconds))
+    return made
+
+
+def _convolutions(halves: dict, i: int) -> float:
+    """Seconds a FLOP of a res block, of both widths."""
+    seconds = flops = 0.0
+    for channels, (group, measured) in halves.items():
+        tokens = (group.latent_size[0] // 8) * (group.latent_size[1] // 8)
+        none = measured["none"]
+        seconds += none[min(i, len(none) - 1)][-1]["blocks"]["res block"][0]
+        flops += 36 * tokens * channels**2
+    return seconds / flops
+
+
+def _runs(row: dict, family: str, full: float, first: float, merged: float) -> list[dict]:
+    """The presets over a run of STEPS, by their schedule, from their two kinds of steps."""
+    from comfyui_toma.toma_core.settings import PRESETS
+
+    if row["method"] not in ("toma carried", "toma paper"):
+        return []
+    made = []
+    for name, by_family in PRESETS.items():
+        settings = by_family[family]
+        if settings.ratio != row["ratio"] or settings.carries != (row["method"] == "toma carried"):
+            continue
+        table = [action.value for action in settings.schedule.table(STEPS)]
+        cost = {"leave": full, "reselect": first if settings.carries else merged}
+        run = {
+            **row,
+            "part": f"run of {STEPS} steps",
+            "method": f"preset {name}",
+            "spread": None,
+            "memory": None,
+        }
+        run.update(seconds=sum(cost.get(action, merged) for action in table), shares=None, of_shorter=None)
+        run["speedup"] = STEPS * full / run["seconds"]
+        run["ideal"] = fullsize.speedup_by_flops(family, settings, STEPS, _size(row), merging=False)
+        run.update(of_ideal=run["speedup"] / run["ideal"], basis=f"{row['basis']}, by the schedule", note="")
+        made.append(run)
+    return made
+
+
+def _size(row: dict) -> fullsize.Size:
+    width, height = row["size"].split("x")
+    return int(width), int(height)
