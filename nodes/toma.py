@@ -154,7 +154,9 @@ class ToMA(io.ComfyNode):
     @classmethod
     def execute(cls, model: io.Model.Type, preset: str, tile_size: str, **widgets) -> io.NodeOutput:
         family = family_of(model)
-        settings = resolve(preset, family.name, tile_size=int(tile_size), **widgets)
+        sizes = {str(size): size for size in TILE_SIZES}
+        tile_size = sizes.get(tile_size, tile_size) if isinstance(tile_size, str) else tile_size
+        settings = resolve(preset, family.name, tile_size=tile_size, **widgets)
         record = has_preview(getattr(cls.hidden, "prompt", None))
         live = LivePicks(getattr(cls.hidden, "unique_id", None))
         return io.NodeOutput(patch(model, settings, record, live))

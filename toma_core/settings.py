@@ -53,6 +53,8 @@ class Settings:
         _whole("reselect_every", self.reselect_every, 1)
         _whole("reweight_every", self.reweight_every, 1)
         _whole("skip_first_blocks", self.skip_first_blocks, -1)
+        if not isinstance(self.carry_detail, bool):
+            raise SettingsError(f"carry_detail is {self.carry_detail!r}: it takes true or false.")
         if self.start_percent > self.end_percent:
             raise SettingsError(
                 f"start_percent is {self.start_percent:g} and end_percent {self.end_percent:g}: merging would "
@@ -81,7 +83,7 @@ def _within(name: str, value: object, low: float, high: float) -> None:
 
 
 def _one_of(name: str, value: object, allowed, kind=None):
-    if isinstance(value, bool) or value not in allowed:
+    if not isinstance(value, (str, int)) or isinstance(value, bool) or value not in allowed:
         raise SettingsError(f"{name} is {value!r}: it takes one of {', '.join(str(a) for a in allowed)}.")
     return kind(value) if kind else value
 

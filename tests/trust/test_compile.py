@@ -6,29 +6,18 @@ The backend `eager` runs dynamo with all its graphs and guards and leaves out on
 import builders
 import pytest
 import torch
+from composing import small_sdxl
 
 RUN = {"width": 128, "height": 128, "cfg": 2.0}
 # Three steps a turn: one that runs unmerged and picks, two merged. The second turn must find all graphs made.
 STEPS, TURN = 6, 3
 
 
-def tiny_unet():
-    """Two resolutions, one block each: tracing takes most of the time here."""
-    import comfy.supported_models
-
-    config = {
-        "num_res_blocks": [1, 1], "channel_mult": [1, 2], "transformer_depth": [0, 1],
-        "transformer_depth_output": [0, 0, 1, 1], "transformer_depth_middle": 1, "use_linear_in_transformer": True,
-        "context_dim": 64, "num_classes": "sequential", "adm_in_channels": 64 + 6 * 256,
-    }  # fmt: skip
-    return builders.tiny_unet(comfy.supported_models.SDXL, 32, config, 0)
-
-
 @pytest.fixture(scope="module")
 def models(comfy, tmp_path_factory):
     folder = tmp_path_factory.mktemp("compiled")
     flux = builders.tiny_flux(folder / "flux.safetensors", hidden=128, depth=1, depth_single=1)
-    return {"flux": flux, "unet": tiny_unet()}
+    return {"flux": flux, "unet": small_sdxl()}
 
 
 def compiled(model):
@@ -69,6 +58,8 @@ def test_compiled_it_still_merges_and_never_recompiles(models, figure, name, ord
     expected = builders.sample(merged(model, **settings), **RUN, steps=STEPS)
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
+    if name == "flux":
+        builders.sample(compiled(model), **RUN, steps=1)  # leaves a graph of the model without ToMA
     patched = order(model, **settings)
     out, graphs = sample_counting_graphs(patched)
     report = patched.model_options["toma"].reports[-1]
@@ -81,3 +72,12 @@ def test_compiled_it_still_merges_and_never_recompiles(models, figure, name, ord
     assert torch.equal(out, again)
     where = settings.get("merge", "whole block")
     figure(f"torch.compile, {name}, {where}", f"{graphs[-1]} graphs, none after step {TURN}")
+
+
+def test_attention_only_on_flux_runs_uncompiled(models):
+    """Inside of a compiled block nothing would tell its patches from none: it still merges."""
+    settings = {"merge": "attention only", "carry_detail": False}
+    expected = builders.sample(merged(models["flux"], **settings), **RUN, steps=2)
+    patched = compiled(merged(models["flux"], **settings))
+    assert torch.equal(expected, builders.sample(patched, **RUN, steps=2))
+    assert patched.model_options["toma"].reports[-1].tokens

@@ -19,7 +19,11 @@ def family_of(model) -> type[Family]:
     from .flux import FluxFamily
     from .unet import UNetFamily
 
-    network = model.model.diffusion_model
+    network = getattr(getattr(model, "model", None), "diffusion_model", None)
+    if network is None:
+        raise UnsupportedModel(
+            f"model is a {type(model).__name__}, not a diffusion model: connect the MODEL of a loader."
+        )
     for family in (UNetFamily, FluxFamily):
         if family.matches(network):
             return family
@@ -41,7 +45,8 @@ def patch(model, settings: Settings, record: bool = False, listener: Listener | 
     family.apply(model)
     model.model_options[KEY] = handle
     model.remove_wrappers_with_key(WrappersMP.OUTER_SAMPLE, KEY)
-    model.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, KEY, partial(_sample, partial(Run, settings, family, record, listener), handle))
+    new_run = partial(Run, settings, family, record, listener)
+    model.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, KEY, partial(_sample, new_run, handle))
     on_copy = getattr(CallbacksMP, "ON_DEEPCLONE_MULTIGPU", None)
     if on_copy is not None:
         model.add_callback_with_key(on_copy, KEY, partial(_reseat, family))

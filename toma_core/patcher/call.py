@@ -121,6 +121,8 @@ class Call:
             merge = uncompiled(self.merge_for, place, x, grid)
             tokens = uncompiled(self._shorter, merge, x)
         except torch.cuda.OutOfMemoryError:
+            merge = tokens = None  # gives up below: here the traceback would hold on to memory
+        if merge is None:
             return self.give_up(x, run_block)
         return self._merged(place, x, tokens, grid, merge, run_block)
 
@@ -208,4 +210,5 @@ class Call:
             self.count(place, grid, x, tokens.shape[1])
             return out
         except torch.cuda.OutOfMemoryError:
-            return self.give_up(x, run_block)
+            out = tokens = change = base = None
+        return self.give_up(x, run_block)

@@ -50,12 +50,26 @@ def _functions(seams: Iterable[Callable]) -> Iterator[Callable]:
         yield from filter(inspect.isfunction, members)
 
 
-def room_for_graphs() -> AbstractContextManager:
-    """Block by block an SDXL needs more graphs of one function than the eight that dynamo allows."""
+def as_a_call_of_its_own(network, inputs: dict) -> dict:
+    """Inputs of the network with one more. A run without ToMA may have left a graph that knows no seam, and
+    with the options unguarded only an argument tells our call from that one."""
+    if "torch._dynamo" not in sys.modules:
+        return inputs
+    forward = inspect.signature(type(getattr(network, "_orig_mod", network)).forward)
+    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in forward.parameters.values())
+    return {**inputs, "toma": True} if takes_any else inputs
+
+
+def room_for_graphs(compile_blocks: bool) -> AbstractContextManager:
+    """Block by block an SDXL needs more graphs of one function than the eight that dynamo allows. Blocks
+    that can't be compiled (see Family.compiles) run as they are written."""
     if "torch._dynamo" not in sys.modules:
         return nullcontext()
+    import torch
     from torch._dynamo import config
 
+    if not compile_blocks:
+        return torch.compiler.set_stance("force_eager")
     name = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"  # before torch 2.6
     return config.patch(**{name: max(64, getattr(config, name))})
 

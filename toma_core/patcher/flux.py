@@ -54,6 +54,8 @@ class FluxFamily(Family):
             for i in range(depth)
         ]
         self.skip = skip
+        # These patches sit inside of the blocks, where nothing would tell a graph with them from one without.
+        self.compiles = settings.merge is not MergeWhere.ATTENTION
 
     def install(self, options: dict) -> None:
         keep_out_of_graphs(FluxFamily, Call, _run)
@@ -130,18 +132,21 @@ class FluxFamily(Family):
         if call.action is Action.LEAVE:
             call.count(place, grid, keys, prod(grid))
             return {}
-        merge = call.merge_for(place, keys, grid)
-        call.count(place, grid, keys, merge.kept.shape[1])
-        call.scratch["attention"] = (merge, start, stop)
 
         def shorter(x: Tensor) -> Tensor:
             tokens = merge.merge(rearrange(x[:, :, start:stop], "b h n d -> b n (h d)"))
             tokens = rearrange(tokens, "b n (h d) -> b h n d", h=x.shape[1])
             return torch.cat((x[:, :, :start], tokens, x[:, :, stop:]), 2)
 
-        args = {"pe": pe, "attn_mask": attn_mask}
-        rest = _for_rows(call, place, merge, args, start, stop - start)
-        return {"q": shorter(q), "k": shorter(k), "v": shorter(v), **rest}
+        try:
+            merge = uncompiled(call.merge_for, place, keys, grid)
+            rest = uncompiled(_for_rows, call, place, merge, {"pe": pe, "attn_mask": attn_mask}, start, stop - start)
+            changed = {"q": shorter(q), "k": shorter(k), "v": shorter(v), **rest}
+        except torch.cuda.OutOfMemoryError:
+            return call.give_up({}, lambda nothing, _: nothing)
+        call.count(place, grid, keys, merge.kept.shape[1])
+        call.scratch["attention"] = (merge, start, stop)
+        return changed
 
     def _attention_out(self, attention: Tensor, extra_options: dict) -> Tensor:
         """attention [B, L, C] of merged tokens, given back to all of them."""

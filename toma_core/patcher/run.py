@@ -18,7 +18,7 @@ from torch import Tensor
 from ..schedule import Action, step_of
 from ..settings import Settings
 from .call import Call, Grid, Kept, Place
-from .compiled import room_for_graphs
+from .compiled import as_a_call_of_its_own, room_for_graphs
 
 KEY = "toma"
 # Told of each pick of the prompt as it is made, on the sampler's thread: has to return at once.
@@ -37,6 +37,7 @@ class Family(ABC):
     name: str
     description: str
     places: list[Place]
+    compiles: bool = True  # whether torch.compile may have the blocks
 
     @staticmethod
     @abstractmethod
@@ -170,7 +171,8 @@ class Run:
             about = {"latent": tuple(x.shape[-2:]), "control": control is not None}
             call = self._call(keys, step_of(sigma, self.sigmas), record=self.record or bool(self.listener), **about)
         options[KEY] = call
-        with room_for_graphs():
+        inputs = as_a_call_of_its_own(executor.class_obj.diffusion_model, inputs)
+        with room_for_graphs(self.family.compiles):
             out = executor(x, t, c_concat, c_crossattn, control, options, **inputs)
         self._keep(call, keys)
         self._note_picks(call, options.get("cond_or_uncond") or [0])

@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from ..merge import Merge
@@ -21,7 +22,6 @@ from ..settings import MergeWhere, Settings
 from .call import Call, Grid, Place
 from .compiled import has_patches, keep_out_of_graphs, uncompiled
 from .run import KEY, Family
-
 
 
 def _transformers(diffusion_model) -> dict[str, int]:
@@ -136,17 +136,21 @@ class BlockSeam:
 
     def _layers(self, call: Call, place: Place, x: Tensor, grid: Grid, context, options: dict) -> Tensor:
         """Merged inside each layer, after its norm; the residual stream keeps all tokens."""
-        merge = uncompiled(call.merge_for, place, x, grid)
-        call.count(place, grid, x, merge.kept.shape[1])
-        layers = ("attn1",) if call.settings.merge is MergeWhere.ATTENTION else ("attn1", "attn2")
-        options = _merged_attention(options, merge, [layer for layer in layers if not _patched(options, layer)])
-        if self.feed_forward is None or call.settings.merge is MergeWhere.ATTENTION:
-            return self._original(x, context, options)
-        self.feed_forward.now.merge = merge
         try:
-            return self._original(x, context, options)
+            merge = uncompiled(call.merge_for, place, x, grid)
+            layers = ("attn1",) if call.settings.merge is MergeWhere.ATTENTION else ("attn1", "attn2")
+            free = [layer for layer in layers if not _patched(options, layer)]
+            if self.feed_forward is not None and call.settings.merge is MergeWhere.LAYER:
+                self.feed_forward.now.merge = merge
+            out = self._original(x, context, _merged_attention(options, merge, free))
+            call.count(place, grid, x, merge.kept.shape[1])
+            return out
+        except torch.cuda.OutOfMemoryError:
+            merge = None
         finally:
-            self.feed_forward.now.merge = None
+            if self.feed_forward is not None:
+                self.feed_forward.now.merge = None
+        return call.give_up(x, lambda tokens, _: self._original(tokens, context, options))
 
     def _original(self, x: Tensor, context, options: dict) -> Tensor:
         """The block itself. All blocks share one compiled forward, whose guards don't see the options: with

@@ -1,0 +1,78 @@
+"""ComfyUI's multi-GPU sampling calls deep clones of the model, one thread a device: state must not mix."""
+
+import threading
+
+import builders
+import pytest
+import torch
+from composing import small_sdxl
+
+RUN = {"width": 128, "height": 128, "steps": 4, "cfg": 2.0}
+ROUNDS = 3
+
+
+def merged(model, **settings):
+    from comfyui_toma.toma_core.patcher import patch
+    from comfyui_toma.toma_core.settings import Settings
+
+    return patch(model, Settings(**{"reselect_every": 2, "skip_first_blocks": 0, **settings}))
+
+
+def deep_clone(patched):
+    """ComfyUI's own copy for another device, here the same one: weights of its own, loaded anew."""
+    if not hasattr(patched, "deepclone_multigpu"):
+        pytest.skip("this release has no multi-GPU sampling")
+    if patched.cached_patcher_init is None:
+        patched.cached_patcher_init = (small_sdxl, ())
+    return patched.deepclone_multigpu()
+
+
+def inside(patched, seam_owner) -> bool:
+    """Whether what a seam calls belongs to this model."""
+    mine = {id(module) for module in patched.model.modules()}
+    return id(seam_owner) in mine
+
+
+def test_a_deep_clones_seams_call_its_own_blocks(bench):
+    first = merged(bench.models["sdxl"], merge="each layer", carry_detail=False)
+    second = deep_clone(first)
+    for patched in (first, second):
+        for path, seam in patched.object_patches.items():
+            assert inside(patched, seam.original.__self__), path
+
+
+@pytest.mark.parametrize("merge", ["whole block", "each layer"])
+@pytest.mark.parametrize("name", ["flux", "sdxl"])
+def test_two_threads(bench, figure, name, merge):
+    """Each thread gets what it gets alone, though both run at once and from one patched model."""
+    first = merged(bench.models[name], merge=merge, carry_detail=merge == "whole block")
+    second = deep_clone(first)
+    runs = [(first, {**RUN, "seed": 1}), (second, {**RUN, "seed": 2, "width": 96})]
+    alone = [builders.sample(patched, **run) for patched, run in runs]
+    results: list[list] = [[], []]
+    start = threading.Barrier(2)
+
+    def work(index: int) -> None:
+        patched, run = runs[index]
+        start.wait()
+        try:
+            for _ in range(ROUNDS):
+                results[index].append(network_calls(patched, run))
+        except BaseException as error:  # noqa: BLE001 - a thread can't fail the test by itself
+            results[index].append(error)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for index in range(2):
+        for result in results[index]:
+            assert not isinstance(result, BaseException), result
+            assert torch.equal(result, alone[index])
+    figure("threads", "two at once on deep clones, each as if alone")
+
+
+def network_calls(patched, run):
+    with torch.inference_mode():
+        return builders.sample(patched, **run)
