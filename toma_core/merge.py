@@ -14,7 +14,7 @@ from operator import attrgetter
 import torch
 from torch import Tensor
 
-from .selection import Destinations, select, similarity
+from .selection import Destinations, select, similarity, through_batch
 from .tiles import Tiles
 
 
@@ -37,9 +37,9 @@ class Merge:
     def __post_init__(self) -> None:
         rows, slots, source = self.destinations.rows, self.destinations.slots, self.source
         keep, (_, t, s) = self.destinations.keep, self.destinations.index.shape
-        object.__setattr__(self, "_rows", None if rows is None else _through_batch(rows, t * s))
-        object.__setattr__(self, "_slots", None if slots is None else _through_batch(slots.flatten(1), keep))
-        object.__setattr__(self, "_source", None if source is None else _through_batch(source, keep))
+        object.__setattr__(self, "_rows", None if rows is None else through_batch(rows, t * s))
+        object.__setattr__(self, "_slots", None if slots is None else through_batch(slots.flatten(1), keep))
+        object.__setattr__(self, "_source", None if source is None else through_batch(source, keep))
 
     def merge(self, x: Tensor) -> Tensor:
         """[B, N, C] -> [B, K, C]"""
@@ -161,8 +161,3 @@ def _nearest(up: Tensor, destinations: Destinations, tiles: Tiles) -> Tensor:
     else:
         row = destinations.slots.gather(2, slot)
     return tiles.join(row.unsqueeze(-1)).squeeze(-1)
-
-
-def _through_batch(index: Tensor, each: int) -> Tensor:
-    """An index [B, k] into `each` things an image, as one [B * k] into those of all images."""
-    return (index + torch.arange(0, len(index) * each, each, device=index.device).unsqueeze(1)).flatten()

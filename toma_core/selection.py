@@ -97,7 +97,7 @@ def select(
     `similar` is `similarity(features, tiles)` if there is one already.
     """
     keep = min(max(keep, tiles.count), tiles.tokens)
-    similar = similarity(features, tiles) if similar is None else similar
+    similar = similarity(features, tiles) if similar is None else similar.clone()
     if budget == "adaptive" and tiles.count > 1:
         slots = min(tiles.size, 2 * -(-keep // tiles.count))
         index, gains = greedy(similar, slots)
@@ -113,15 +113,17 @@ def select(
 
 
 def greedy(similar: Tensor, picks: int) -> tuple[Tensor, Tensor]:
-    """The greedy order of each tile: similar [B, T, n, n] -> tokens [B, T, picks], gains [B, T, picks]."""
-    best = similar.flatten(0, 1).clone()
+    """The greedy order of each tile: similar [B, T, n, n] -> tokens [B, T, picks], gains [B, T, picks].
+
+    Overwrites `similar`.
+    """
+    best = similar.flatten(0, 1)
     half = picks // 2 if picks >= HALVED else picks
     tokens, values = _pick(best, half)
-    if half < picks:  # what was picked is settled: the other half goes on without it
-        free = _free(best, tokens[:, -1:], best.shape[1] - half)
-        best = _rows(best, free).gather(2, free.unsqueeze(1).expand(-1, free.shape[1], -1))
+    if half < picks:
+        best, rest = _settle(best, tokens[:, -1:], best.shape[1] - half)
         more, more_values = _pick(best, picks - half)
-        tokens = torch.cat((tokens, free.gather(1, more)), -1)
+        tokens = torch.cat((tokens, rest.gather(1, more)), -1)
         values = torch.cat((values, more_values + SELF * half), -1)
     gains = values.diff(dim=-1, prepend=torch.zeros_like(values[:, :1]))
     return tokens.unflatten(0, similar.shape[:2]), gains.unflatten(0, similar.shape[:2])
@@ -136,22 +138,32 @@ def _pick(best: Tensor, picks: int) -> tuple[Tensor, Tensor]:
     """
     tokens, values = [], []
     for _ in range(picks):
+        if tokens:
+            best.clamp_(min=_row(best, tokens[-1]))
         value, token = best.sum(-1).max(-1, keepdim=True)
-        best.clamp_(min=_rows(best, token))
         tokens.append(token)
         values.append(value)
     return torch.cat(tokens, -1), torch.cat(values, -1)
 
 
-def _rows(best: Tensor, tokens: Tensor) -> Tensor:
-    """best [BT, n, n], tokens [BT, k] -> [BT, k, n]"""
-    return best.gather(1, tokens.unsqueeze(-1).expand(-1, -1, best.shape[-1]))
+def _row(best: Tensor, token: Tensor) -> Tensor:
+    """best [BT, n, n], token [BT, 1] -> [BT, 1, n]"""
+    return best.gather(1, token.unsqueeze(-1).expand(-1, -1, best.shape[-1]))
 
 
-def _free(best: Tensor, last: Tensor, count: int) -> Tensor:
-    """The `count` tokens [BT, count] that are not picked yet, after the pick `last` [BT, 1]."""
-    unpicked = (_rows(best, last).squeeze(1) < SELF).cumsum(-1)
-    return _positions(unpicked, count)
+def _settle(best: Tensor, last: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """After the pick `last` [BT, 1], what is picked is settled: best of the `count` other tokens alone,
+    [BT, count, count], and which they are, [BT, count]."""
+    so_far = _row(best, last)
+    best.clamp_(min=so_far)
+    rest = _positions((so_far.squeeze(1) < SELF).cumsum(-1), count)
+    rows = best.flatten(0, 1).index_select(0, through_batch(rest, best.shape[1])).unflatten(0, rest.shape)
+    return rows.gather(2, rest.unsqueeze(1).expand(-1, count, -1)), rest
+
+
+def through_batch(index: Tensor, each: int) -> Tensor:
+    """An index [B, k] into `each` things an image, as one [B * k] into those of all images."""
+    return (index + torch.arange(0, len(index) * each, each, device=index.device).unsqueeze(1)).flatten()
 
 
 def _positions(counted: Tensor, count: int) -> Tensor:
