@@ -123,7 +123,7 @@ def flux() -> tuple[list, list]:
     end = ending(vae=("vae", 0))
     text = """## Flux.1 dev with ToMA
 
-**ToMA** stands between the model loader and the sampler. At 1024 x 1024 Flux works on 4096 image tokens in every block: `balanced` computes half of them at most steps.
+**ToMA** stands between the model loader and the sampler. At 1024 x 1024 Flux works on 4096 image tokens in every block; at most steps only the kept ones are computed.
 
 What to look at
 - the strip on **ToMA**: orange steps choose the tokens, blue ones reuse them

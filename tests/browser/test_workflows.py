@@ -19,12 +19,16 @@ def same_graph(canvas, path) -> None:
         "() => app.graph.nodes.map((n) => [n.type, n.widgets_values ?? null, n.pos[0]])"
     )
     assert sorted(n[0] for n in loaded) == sorted(n["type"] for n in saved["nodes"])
-    values = canvas.page.evaluate(
-        "() => app.graph.serialize().nodes.filter((n) => n.type.startsWith('ToMA')).map((n) => n.widgets_values)"
-    )
-    assert values == [n.get("widgets_values") for n in saved["nodes"] if n["type"].startswith("ToMA")]
+    now = canvas.page.evaluate("() => JSON.parse(JSON.stringify(app.graph.serialize().nodes))")
+    assert values_kept(now) == values_kept(saved["nodes"])
     links = canvas.page.evaluate("() => app.graph.serialize().links.length")
     assert links == len(saved["links"])
+
+
+def values_kept(nodes: list[dict]) -> list:
+    """Of a node with a preset, the preset: the page shows its values as they are today."""
+    ours = [(node["type"], node.get("widgets_values")) for node in nodes if node["type"].startswith("ToMA")]
+    return [values[:1] if kind == "ToMA" and values[0] != "custom" else values for kind, values in ours]
 
 
 def test_what_is_shipped():
