@@ -27,14 +27,14 @@ class Card:
     source: str
 
 
+# Tensor cores do 512 FLOPs a clock and SM (half precision in, fp32 accumulation, dense) on GeForce of both
+# generations: NVIDIA's GA102 whitepaper (RTX 3090: 82 SMs at 1.695 GHz, 71 TFLOPS) and Ada whitepaper, appendix
+# A (RTX 4090: 165.2 TFLOPS, 1008 GB/s). H100: NVIDIA's H100 whitepaper and data sheet, SXM5, dense, 3.35 TB/s.
 CARDS = (
-    Card("RTX 3060", 51.2e12 / 2, 360e9, "NVIDIA Ampere GA102 whitepaper's GA10x rates (512 FLOPs a clock and SM "
-         "with fp16, half of it with fp32 accumulation) x 28 SMs x 1.777 GHz; 192 bit at 15 Gb/s"),
-    Card("RTX 4090", 165.2e12, 1008e9, "NVIDIA Ada GPU Architecture whitepaper, appendix A: peak FP16 tensor TFLOPS "
-         "with FP32 accumulate, dense; memory bandwidth"),
-    Card("H100 SXM", 989.4e12, 3350e9, "NVIDIA H100 Tensor Core GPU Architecture whitepaper: peak dense FP16 and BF16 "
-         "tensor TFLOPS of the SXM5 board; data sheet: 3.35 TB/s"),
-)  # fmt: skip
+    Card("RTX 3060", 28 * 1.777e9 * 512, 360e9, "28 SMs at 1.777 GHz; 192 bit at 15 Gb/s"),
+    Card("RTX 4090", 128 * 2.52e9 * 512, 1008e9, "128 SMs at 2.52 GHz; 384 bit at 21 Gb/s"),
+    Card("H100 SXM", 989.4e12, 3350e9, "data sheet"),
+)
 
 # What real kernels reach of the peaks. Assumptions, chosen once and not fitted to any figure below.
 ARITHMETIC = 0.65  # of the peak, large half-precision matrix products, convolutions, attention
@@ -44,6 +44,8 @@ LAUNCH = 7e-6  # seconds of the host for one operation of eager PyTorch
 
 # Lu et al., ICML 2025, arXiv 2509.10918: 1024 px, relative change of the latency
 PUBLISHED = {"unet": -0.24, "flux": -0.23}
+
+BATCH = {"unet": 2, "flux": 1}  # SDXL is run with a negative prompt, in one batch with the prompt
 
 
 def seconds(work, card: Card) -> float:
@@ -63,7 +65,7 @@ def estimates(size=(1024, 1024), steps: int = 20) -> list[dict]:
     """Rows for both models: no node, ToMA at three ratios, and the preset `paper`, on each card."""
     import torch
     from comfyui_toma.toma_core.settings import PRESETS, Settings
-    from speedlib import counting, models
+    from speedlib import counting, methods, models
 
     rows = []
     for family in ("unet", "flux"):
@@ -71,21 +73,25 @@ def estimates(size=(1024, 1024), steps: int = 20) -> list[dict]:
             model = models.unet(dtype=torch.float16, device="meta")
         else:
             model = models.flux(19, 38, dtype=torch.bfloat16, device="meta")
-        none = counting.evaluations(model, family, size)["leave"]
+        batch = BATCH[family]
+        none = counting.evaluations(model, family, size, batch=batch)["leave"]
         rows.append(_row(family, size, "none", None, {"leave": none}, ["leave"] * steps, none))
+        if family == "unet":
+            tomesd = counting.of_method(model, family, size, methods.tomesd(0.5), batch)
+            rows.append(_row(family, size, "tomesd", 0.5, {"leave": tomesd}, ["leave"] * steps, none))
         kept = {"carry_detail": False, "reselect_every": 10, "reweight_every": 5}
         wanted = [("toma", Settings(ratio=ratio, **kept)) for ratio in (0.25, 0.5, 0.75)]
         wanted += [(f"preset {name}", PRESETS[name][family]) for name in ("paper", "balanced", "fast")]
         for name, settings in wanted:
             table = [action.value for action in settings.schedule.table(steps)]
             actions = tuple({"reselect", *table} - {"leave"})
-            works = {"leave": none, **counting.evaluations(model, family, size, settings, actions)}
+            works = {"leave": none, **counting.evaluations(model, family, size, settings, actions, batch)}
             rows.append(_row(family, size, name, settings.ratio, works, table, none))
     return rows
 
 
 def _row(family: str, size, method: str, ratio: float | None, works: dict, table: list[str], none) -> dict:
-    last = works[table[-1]]
+    last = works.get("reuse", works[table[-1]])
     cards = {}
     for card in CARDS:
         taken, full = run_seconds(works, table, card), len(table) * seconds(none, card)
@@ -135,7 +141,8 @@ def main() -> None:
 
     import_comfyui(Path(tempfile.mkdtemp()))
     width, height = map(int, options.size.split("x"))
-    print("ESTIMATES, one picture, half precision, a run of 20 steps; counted on meta tensors")
+    print("ESTIMATES. One picture (SDXL: with a negative prompt), half precision, a run of 20 steps,")
+    print("counted on meta tensors. Launches and bytes are those of a merged step.")
     print(table(estimates((width, height))))
 
 

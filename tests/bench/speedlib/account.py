@@ -122,10 +122,17 @@ def _whole_unet(halves: dict) -> list[dict]:
             continue
         row = make(group, method, "step", seconds, none, None, None)
         row["shares"] = unet_shares(halves, method.key, median(none))
-        row["basis"] = "computed from one block of each kind"
+        row.update(basis="computed from one block of each kind", group="SDXL")
+        if all(_no_effect(measured, method.key) for _, measured in halves.values()):
+            row["note"] = f"no effect; {method.note}"
         made.append(row)
         made += _runs(row, "unet", median(none), median(step(method.key, at=0)), median(seconds))
     return made
+
+
+def _no_effect(measured: dict, method: str) -> bool:
+    mine, none = (evaluation_of(measured[m][0]) for m in (method, "none"))
+    return method != "none" and mine["check"] == none["check"]
 
 
 def _convolutions(halves: dict, i: int) -> float:

@@ -125,7 +125,12 @@ def _bytes(tensor: torch.Tensor) -> int:
 
 
 def evaluations(
-    model, family: str, size: fullsize.Size, settings=None, actions: tuple[str, ...] = ("leave",)
+    model,
+    family: str,
+    size: fullsize.Size,
+    settings=None,
+    actions: tuple[str, ...] = ("leave",),
+    batch: int = 1,
 ) -> dict[str, Work]:
     """What one evaluation of a model on the meta device asks for, by what the schedule says to do in it."""
     from comfyui_toma.toma_core.patcher import family_of
@@ -133,28 +138,37 @@ def evaluations(
     from comfyui_toma.toma_core.patcher.run import KEY
     from comfyui_toma.toma_core.schedule import Action
 
-    network, options, kept, found = model.model.diffusion_model, {}, Kept(1, 0, 0), {}
-    inputs = _inputs(family, size, next(network.parameters()).dtype)
-    latent = (size[1] // 8, size[0] // 8)
-    with ExitStack() as stack, torch.no_grad():
-        if settings is not None:
-            seams = family_of(model)(model, settings)
-            patched = model.clone()
-            seams.apply(patched)
-            for path, seam in patched.object_patches.items():
-                owner = model.model.get_submodule(path.rpartition(".")[0])
-                stack.enter_context(replaced(owner, "forward", lambda _, seam=seam: seam))
-            seams.install(options)
-        for action in sorted(
-            actions, key=lambda action: action != "reselect"
-        ):  # the others need what it chose
-            if settings is not None:
-                options[KEY] = Call(settings, Action(action), kept, 0, latent)
-            counting = Counting()
-            with fused(counting), counting:
-                network(**inputs, transformer_options=options)
-            found[action] = counting.work
+    if settings is None:
+        return {"leave": _count(model, family, size, batch, {})}
+    seams, patched, options, found = family_of(model)(model, settings), model.clone(), {}, {}
+    seams.apply(patched)
+    seams.install(options)
+    latent, kept = (size[1] // 8, size[0] // 8), Kept(1, 0, 0)
+    for action in sorted(actions, key=lambda action: action != "reselect"):  # the others need what it chose
+        options[KEY] = Call(settings, Action(action), kept, 0, latent)
+        found[action] = _count(patched, family, size, batch, options)
     return found
+
+
+def of_method(model, family: str, size: fullsize.Size, method, batch: int = 1) -> Work:
+    """The same of a method that is not ours."""
+    patched = method.make(model)
+    options = {**patched.model_options["transformer_options"], "latent_grid": (size[1] // 8, size[0] // 8)}
+    return _count(patched, family, size, batch, options)
+
+
+def _count(patched, family: str, size: fullsize.Size, batch: int, options: dict) -> Work:
+    """One evaluation of a patched model, with its object patches on as long as it lasts."""
+    network = patched.model.diffusion_model
+    inputs = _inputs(family, size, next(network.parameters()).dtype, batch)
+    counting = Counting()
+    with ExitStack() as stack:
+        for path, seam in patched.object_patches.items():
+            owner = patched.model.get_submodule(path.rpartition(".")[0])
+            stack.enter_context(replaced(owner, "forward", lambda _, seam=seam: seam))
+        with torch.no_grad(), fused(counting), counting:
+            network(**inputs, transformer_options=options)
+    return counting.work
 
 
 @contextmanager
@@ -165,7 +179,7 @@ def fused(counting: Counting):
         yield
 
 
-def _inputs(family: str, size: fullsize.Size, dtype: torch.dtype) -> dict:
+def _inputs(family: str, size: fullsize.Size, dtype: torch.dtype, batch: int) -> dict:
     channels, text, context, pooled = (
         (4, fullsize.SDXL_TEXT, fullsize.SDXL_CONTEXT, fullsize.SDXL_POOLED)
         if family == "unet"
@@ -173,9 +187,9 @@ def _inputs(family: str, size: fullsize.Size, dtype: torch.dtype) -> dict:
     )
 
     def empty(*shape: int) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device="meta")
+        return torch.empty((batch, *shape), dtype=dtype, device="meta")
 
-    inputs = {"x": empty(1, channels, size[1] // 8, size[0] // 8), "y": empty(1, pooled)}
-    inputs["context"] = empty(1, text, context)
-    inputs["timesteps" if family == "unet" else "timestep"] = empty(1)
-    return inputs if family == "unet" else {**inputs, "guidance": empty(1)}
+    inputs = {"x": empty(channels, size[1] // 8, size[0] // 8), "y": empty(pooled)}
+    inputs["context"] = empty(text, context)
+    inputs["timesteps" if family == "unet" else "timestep"] = empty()
+    return inputs if family == "unet" else {**inputs, "guidance": empty()}

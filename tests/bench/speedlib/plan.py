@@ -80,7 +80,11 @@ def _main() -> list[Method]:
 
 
 def _presets(family: str) -> list[Method]:
-    return [methods.paper(family), methods.carried(0.5), methods.carried(0.75)]
+    """The paper's way, and carried detail at each ratio that a preset has."""
+    from comfyui_toma.toma_core.settings import PRESETS
+
+    ratios = sorted({by_family[family].ratio for by_family in PRESETS.values() if by_family[family].carries})
+    return [methods.paper(family), *(methods.carried(ratio) for ratio in ratios)]
 
 
 def _few(ratios: tuple[float, ...] = (0.1, 0.5)) -> list[Method]:
@@ -93,7 +97,7 @@ def quick() -> list[Group]:
     ours = [methods.none(), *(methods.toma(ratio) for ratio in RATIOS), *(methods.shorter(r) for r in RATIOS)]
     other = [methods.tomesd(0.5), methods.tomesd_attention(0.5), methods.todo()]
     nodes = [methods.tome_node(), methods.hypertile(), methods.hypertile(2)]
-    compared = [*ours, methods.paper("unet"), methods.carried(0.5), *other, *nodes]
+    compared = [*ours, *_presets("unet"), *other, *nodes]
     for channels in (640, 1280):
         build = partial(models.one_block_unet, channels)
         groups.append(Group(f"SDXL block {channels}", "unet", build, str(channels), fullsize.FULL, compared))

@@ -58,7 +58,8 @@ def _by_ratio(axis, model: str, rows: list[dict]) -> bool:
             axis.annotate(row["method"], (0.75, row["speedup"]), fontsize=7, va="bottom", ha="right")
     axis.set(title=f"{model}, 1024 px", xlabel="share of tokens merged away", ylabel="speed-up of a step")
     axis.grid(alpha=0.3)
-    axis.legend(fontsize=7)
+    if ideals:
+        axis.legend(fontsize=7)
     return bool(ideals)
 
 

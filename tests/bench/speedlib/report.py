@@ -79,9 +79,10 @@ def table(rows: list[dict]) -> str:
         f"{'of it':>7}{'of short':>9}" + "".join(f"{name + ' %':>10}" for name in OURS) + f"{'MB':>6}  remark"
     )
     lines, title = [], None
-    for row in rows:
-        if title != (row["model"], row["group"], row["basis"]):
-            title = (row["model"], row["group"], row["basis"])
+    order = list(dict.fromkeys((r["group"], r["basis"]) for r in rows))
+    for row in sorted(rows, key=lambda r: order.index((r["group"], r["basis"]))):
+        if title != (row["group"], row["basis"]):
+            title = (row["group"], row["basis"])
             lines += ["", f"{row['group']}: {row['basis']}", head]
         batch = f" x{row['batch']}" if row["batch"] > 1 else ""
         spread = None if row["spread"] is None else 50 * row["spread"]
