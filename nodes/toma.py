@@ -7,7 +7,16 @@ from dataclasses import asdict
 from comfy_api.latest import io
 
 from ..toma_core.patcher import family_of, patch
-from ..toma_core.settings import BUDGETS, CUSTOM, PRESETS, TILE_SIZES, MergeWhere, Settings, SettingsError, resolve
+from ..toma_core.settings import (
+    BUDGETS,
+    CUSTOM,
+    PRESETS,
+    TILE_SIZES,
+    MergeWhere,
+    Settings,
+    SettingsError,
+    resolve,
+)
 from .live import LivePicks
 from .running import has_preview, running_prompt
 

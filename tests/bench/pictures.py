@@ -131,8 +131,8 @@ def take(canvas: Canvas, model: str) -> None:
 
 def compared(canvas: Canvas, node: int) -> Image.Image:
     """The picture that ToMACompare puts out."""
-    file = canvas.page.evaluate("(id) => app.nodeOutputs[id].images[0]", node)
-    answer = canvas.page.request.get(f"{canvas.page.url.rstrip('/')}/view", params=file)
+    file, origin = canvas.page.evaluate("(id) => [app.nodeOutputs[id].images[0], location.origin]", node)
+    answer = canvas.page.request.get(f"{origin}/view", params=file)
     return Image.open(io.BytesIO(answer.body())).convert("RGB")
 
 

@@ -110,7 +110,7 @@ What to look at
 - **ToMA Preview** after a run: move its step slider and switch its blocks
 - the console: one sentence on what was merged and how long a step took
 
-Try the presets `quality`, `balanced` and `fast` on the same seed. Bypass **ToMA** (Ctrl+B) for the unmerged picture."""
+Try the presets **quality**, **balanced** and **fast** on the same seed. Bypass **ToMA** (Ctrl+B) for the unmerged picture."""
     nodes = [
         note(text), *SDXL_START, node("toma", "ToMA", PROMPT, 0, 340),
         sampler(steps=25, cfg=7, sampler_name="euler", scheduler="normal"), *end[0],
@@ -127,7 +127,7 @@ def flux() -> tuple[list, list]:
 
 What to look at
 - the strip on **ToMA**: orange steps choose the tokens, blue ones reuse them
-- **ToMA Preview**: switch between `double` and `single` blocks, and the style to `regions`
+- **ToMA Preview**: switch between **double** and **single** blocks, and the style to **regions**
 
 The larger the picture, the more is saved."""
     nodes = [
@@ -155,7 +155,7 @@ Kontext reads the picture to be edited as further tokens, so it has twice as man
 
 What to look at
 - **ToMA Preview**: the dots gather where the new picture has detail
-- edits that must keep fine print or faces: use the preset `quality`"""
+- edits that must keep fine print or faces: use the preset **quality**"""
     nodes = [
         note(text),
         loader("load", "UNETLoader", LOAD, 0, unet_name="flux1-dev-kontext_fp8_scaled.safetensors"),
@@ -253,7 +253,7 @@ What to look at
 - **ToMA Compare**: the unmerged picture, the merged one and their difference
 - **ToMA Preview**: move the step slider, switch the blocks and the style
 
-Other captions: `frog on yellow`, `robot on teal`, `pizza on black`."""
+Other captions: **frog on yellow**, **robot on teal**, **pizza on black**."""
     start = [
         node("load", "ToMADemoLoader", LOAD, 0, widgets={"name": "flux"}),
         node("positive", "ToMADemoPrompt", LOAD, 180, widgets={"caption": "fox on blue"}, colour=GREEN),
