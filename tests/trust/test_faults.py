@@ -1,0 +1,181 @@
+"""Runs that are interrupted, fail or run out of memory: the next one equals a fresh one bit for bit, and nothing of
+ours is alive."""
+
+import gc
+import logging
+
+import builders
+import pytest
+import torch
+
+RUN = {"width": 128, "height": 128, "steps": 4, "cfg": 2.0}
+OOM = torch.cuda.OutOfMemoryError
+SURVIVED: list[str] = []
+
+
+def merged(model, **settings):
+    from comfyui_toma.toma_core.patcher import patch
+    from comfyui_toma.toma_core.settings import Settings
+
+    return patch(model, Settings(**{"reselect_every": 2, "skip_first_blocks": 0, **settings}))
+
+
+def ours_alive() -> list[str]:
+    from comfyui_toma.toma_core.merge import Merge
+    from comfyui_toma.toma_core.patcher.call import Call, Kept
+    from comfyui_toma.toma_core.patcher.run import Run
+
+    gc.collect()
+    return [type(o).__name__ for o in gc.get_objects() if isinstance(o, (Merge, Kept, Call, Run))]
+
+
+def tensors_alive() -> int:
+    gc.collect()
+    return sum(isinstance(o, torch.Tensor) for o in gc.get_objects())
+
+
+class Raise:
+    """Stands in for a function and raises at its nth call."""
+
+    def __init__(self, error: type[Exception], at: int, original=None) -> None:
+        self.error, self.at, self.original, self.calls = error, at, original, 0
+
+    def __call__(self, *args, **kwargs):
+        self.calls += 1
+        if self.calls == self.at:
+            raise self.error("on purpose")
+        return self.original(*args, **kwargs) if self.original else None
+
+
+def check_next_run(patched, fresh, alive: int, what: str, figure) -> None:
+    assert torch.equal(fresh, builders.sample(patched, **RUN)), f"{what} shows in the next run"
+    assert not ours_alive()
+    patched.model_options["toma"].reports.clear()
+    assert tensors_alive() <= alive, f"{what} left tensors behind"
+    SURVIVED.append(what)
+    figure(
+        "faults survived in process", f"{len(SURVIVED)}: the next run equals a fresh one, nothing is alive"
+    )
+
+
+def fresh_run(patched):
+    fresh = builders.sample(patched, **RUN)
+    patched.model_options["toma"].reports.clear()
+    return fresh, tensors_alive()
+
+
+@pytest.mark.parametrize("at", range(RUN["steps"]))
+@pytest.mark.parametrize("name", ["flux", "sdxl"])
+def test_interrupted_at_every_step(bench, figure, name, at):
+    import comfy.model_management as manage
+
+    patched = merged(bench.models[name])
+    fresh, alive = fresh_run(patched)
+
+    def interrupt(step, *_):
+        if step == at:
+            manage.interrupt_current_processing()
+        manage.throw_exception_if_processing_interrupted()
+
+    with pytest.raises(manage.InterruptProcessingException):
+        builders.sample(patched, **{**RUN, "seed": 7}, callback=interrupt)
+    assert not patched.model_options["toma"].reports[-1].finished
+    check_next_run(patched, fresh, alive, f"interrupt of {name} at step {at}", figure)
+
+
+def layer_of(model):
+    """A layer inside of one of the last blocks."""
+    network = model.model.diffusion_model
+    return (
+        network.middle_block[1].transformer_blocks[0].ff
+        if hasattr(network, "middle_block")
+        else network.single_blocks[1].linear1
+    )
+
+
+@pytest.mark.parametrize("error", [RuntimeError, OOM])
+@pytest.mark.parametrize("at", [1, 3])
+@pytest.mark.parametrize("name", ["flux", "sdxl"])
+def test_a_block_fails(bench, figure, name, at, error):
+    patched = merged(bench.models[name])
+    fresh, alive = fresh_run(patched)
+    hook = layer_of(patched).register_forward_pre_hook(Raise(error, at))
+    try:
+        with pytest.raises(error):
+            builders.sample(patched, **{**RUN, "seed": 7})
+    finally:
+        hook.remove()
+    check_next_run(patched, fresh, alive, f"{error.__name__} in a block of {name}, call {at}", figure)
+
+
+PARTS = {
+    "selection": ("toma_core.patcher.call", "reselect", (1, 2)),
+    "weighing": ("toma_core.merge", "weigh", (1, 2)),
+    "merge": ("toma_core.merge.Merge", "take", (1, 3)),
+    "unmerge": ("toma_core.merge.Merge", "residual", (1, 2)),
+}
+
+
+def find(path: str):
+    import importlib
+
+    module, _, kind = path.partition(".Merge")
+    found = importlib.import_module(f"comfyui_toma.{module}")
+    return found.Merge if path.endswith(".Merge") else found
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("name", ["flux", "sdxl"])
+def test_no_memory_for_our_own_work(bench, figure, monkeypatch, caplog, name, part):
+    """That call runs unmerged, said once, and the run goes on."""
+    path, attribute, calls = PARTS[part]
+    patched = merged(bench.models[name])
+    plain = builders.sample(bench.models[name], **RUN)
+    fresh, alive = fresh_run(patched)
+    for at in calls:
+        caplog.clear()
+        with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
+            holder = find(path)
+            wrapper = Raise(OOM, at, getattr(holder, attribute))
+            patch.setattr(holder, attribute, lambda *a, wrapper=wrapper, **k: wrapper(*a, **k))
+            out = builders.sample(patched, **RUN)
+        assert wrapper.calls >= at, "the fault was never reached"
+        report = patched.model_options["toma"].reports[-1]
+        assert report.finished and report.unmerged_because == ["merging ran out of memory"]
+        assert sum("out of memory" in record.message for record in caplog.records) == 1
+        assert torch.isfinite(out).all() and (out - plain).norm() < 0.5 * plain.norm()
+        assert report.tokens, "the other calls are merged"
+        del out
+        check_next_run(patched, fresh, alive, f"no memory for {part} of {name}, call {at}", figure)
+
+
+@pytest.mark.parametrize(
+    "name,merge", [("sdxl", "each layer"), ("sdxl", "attention only"), ("flux", "attention only")]
+)
+def test_no_memory_inside_of_layers(bench, figure, monkeypatch, name, merge):
+    from comfyui_toma.toma_core.merge import Merge
+
+    patched = merged(bench.models[name], merge=merge, carry_detail=False)
+    fresh, alive = fresh_run(patched)
+    with monkeypatch.context() as patch:
+        wrapper = Raise(OOM, 2, Merge.merge)
+        patch.setattr(Merge, "merge", lambda *a: wrapper(*a))
+        out = builders.sample(patched, **RUN)
+    assert torch.isfinite(out).all()
+    assert patched.model_options["toma"].reports[-1].unmerged_because == ["merging ran out of memory"]
+    del out
+    check_next_run(patched, fresh, alive, f"no memory for {merge} of {name}", figure)
+
+
+def test_no_memory_at_all_is_the_unmerged_run(bench, monkeypatch):
+    """Every attempt fails: what comes out is the picture without ToMA, to the last bit."""
+    from comfyui_toma.toma_core.patcher import call
+
+    def never(*_, **__):
+        raise OOM("no memory")
+
+    monkeypatch.setattr(call, "reselect", never)
+    for name, model in bench.models.items():
+        patched = merged(model)
+        assert torch.equal(builders.sample(patched, **RUN), builders.sample(model, **RUN)), name
+        assert not patched.model_options["toma"].reports[-1].tokens
