@@ -10,6 +10,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from ..toma_core import quality
+from .pictures import check_pictures
 from .reports import reports_of
 
 _DARK = (20, 22, 26)
@@ -58,10 +59,10 @@ class ToMACompare(io.ComfyNode):
     def execute(
         cls, reference: Tensor, image: Tensor, clip_vision=None, reference_model=None, image_model=None
     ) -> io.NodeOutput:
+        reference, image = check_pictures(reference, "reference"), check_pictures(image, "image")
         if reference.shape != image.shape:
             sizes = f"image is {_size(image)} and reference {_size(reference)}"
             raise ValueError(f"{sizes}: only pictures of the same size and number can be compared.")
-        reference, image = reference[..., :3].float(), image[..., :3].float()
         psnr, ssim = quality.psnr(reference, image), quality.ssim(reference, image)
         distance = _distance(clip_vision, reference, image) if clip_vision is not None else nan
         before = _seconds(reference_model, "reference_model")

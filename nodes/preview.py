@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..toma_core import overlay
 from ..toma_core.patcher.run import Pick, Report
+from .pictures import check_pictures
 from .reports import reports_of
 
 STYLES = ("kept tokens", "regions", "density")
@@ -63,6 +64,9 @@ class ToMAPreview(io.ComfyNode):
 
     @classmethod
     def execute(cls, model, images: Tensor, step: int, blocks: str, style: str) -> io.NodeOutput:
+        images = check_pictures(images, "images")
+        if style not in STYLES:
+            raise ValueError(f"style is {style!r}: it takes one of {', '.join(STYLES)}.")
         report, message = _report(reports_of(model, "model"), images)
         if report.picks:
             pick = _pick(report, step, blocks)
