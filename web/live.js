@@ -7,31 +7,27 @@ import { say } from "./text.js";
 
 export const SETTING = "ToMA.LivePicks";
 const views = new WeakMap();
-let latent = null;
+let latent = null, told = null;
 
 const wanted = () => app.extensionManager.setting.get(SETTING) !== false;
 
 /** Tells the server whether this page wants to see picks: it makes none for a page that does not. */
 export async function tellServer(on = wanted()) {
   if (!api.clientId) return;
+  told = api.clientId;
   const body = JSON.stringify({ client_id: api.clientId, on });
   await api.fetchApi("/toma/live", { method: "POST", body, headers: { "Content-Type": "application/json" } });
 }
 
 export function watchPicks() {
   tellServer();
-  api.addEventListener("status", () => tellOnce());
+  // The server names the page when it connects, and forgets it when it restarts.
+  api.addEventListener("status", () => api.clientId !== told && tellServer());
+  api.addEventListener("reconnected", () => tellServer());
   api.addEventListener("execution_start", () => (latent = null));
   api.addEventListener("b_preview_with_metadata", ({ detail }) => keepLatent(detail.blob));
   api.addEventListener("b_preview", ({ detail }) => keepLatent(detail));
   api.addEventListener("toma.picks", ({ detail }) => wanted() && receive(detail));
-}
-
-let told = null;
-function tellOnce() {
-  if (told === api.clientId) return;
-  told = api.clientId;
-  tellServer();
 }
 
 async function keepLatent(blob) {

@@ -218,4 +218,5 @@ def tiny_encoder(kind: str):
     with torch.no_grad():
         for weight in encoder.model.parameters():
             weight.copy_(torch.randn(weight.shape, generator=generator) * 0.1)
+            weight.requires_grad_(False)
     return encoder
