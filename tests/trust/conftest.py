@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.append(str(Path(__file__).parent))  # last: other folders have a conftest that is imported by name
 
 FIGURES: dict[str, str] = {}
 
