@@ -35,7 +35,7 @@ THUMBNAILS = {
     "sdxl-hires": ("sdxl-like unet", "regions"),
 }
 CAPTIONS = {"flux": "fox on blue", "sdxl-like unet": "strawberry on teal"}
-THUMBNAIL = (480, 320)
+THUMBNAIL = (400, 400)  # the cards of the Templates dialog are square
 
 
 @contextmanager
