@@ -1,7 +1,6 @@
 """Every shipped workflow by drop, from Templates and by deep link, with no missing node."""
 
 import json
-import os
 
 import pytest
 from canvas import READY, ROOT
@@ -49,14 +48,6 @@ def test_loads_by_drop(canvas, renderer, path):
 
 @pytest.mark.parametrize(("pack", "path"), SHIPPED, ids=NAMES)
 def test_loads_from_templates(canvas, renderer, pack, path):
-    """The dialog is slow and knows nothing of the renderer: with Vue nodes one of each pack will do, unless
-    TOMA_ALL_TEMPLATES is set."""
-    if (
-        renderer == "vue"
-        and path.stem not in ("compare", "toma-demo")
-        and "TOMA_ALL_TEMPLATES" not in os.environ
-    ):
-        pytest.skip("seen in the classic renderer")
     page = canvas.page
     page.get_by_role("button", name="Templates").first.click()
     dialog = page.get_by_role("dialog").first

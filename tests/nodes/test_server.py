@@ -10,14 +10,6 @@ import pytest
 import websocket
 
 
-@pytest.fixture(scope="module", autouse=True)
-def demo_weights():
-    from comfy_server import DEMO_PACK
-
-    if not (DEMO_PACK / "models" / "toma_demo_flux.safetensors").exists() and "COMFYUI_URL" not in os.environ:
-        pytest.skip("the demo models have not been trained yet")
-
-
 if "COMFYUI_URL" in os.environ:
     # While working on the nodes: tests against a server that is already running.
     @pytest.fixture(scope="module")
