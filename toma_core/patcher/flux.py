@@ -117,7 +117,8 @@ class FluxFamily(Family):
         out = result["img"]
         if out.shape[1] < sequence.shape[1]:
             end = out.shape[1] - (sequence.shape[1] - stop)
-            result["img"] = torch.cat((out[:, :start], tokens, out[:, end:]), 1)
+            whole = tokens.shape[1] == sequence.shape[1]
+            result["img"] = tokens if whole else torch.cat((out[:, :start], tokens, out[:, end:]), 1)
         return result
 
     def _attention_in(self, merged: dict, q: Tensor, k: Tensor, v: Tensor, pe, attn_mask, extra_options) -> dict:
