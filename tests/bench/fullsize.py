@@ -1,4 +1,6 @@
-"""FLOPs of one evaluation of the full-size models, by part, and what merging leaves of them. No imports.
+"""FLOPs of one evaluation of the full-size models, by part, and what merging leaves of them. Imports nothing of ours.
+
+    python dev.py bench fullsize
 
 Counted are the products of matrices and the convolutions (2 FLOPs a multiply-add), as torch's FlopCounterMode
 does, which test_fullsize.py holds against ComfyUI's own classes. Sizes are (width, height) in pixels of one
@@ -229,3 +231,17 @@ def speedup_by_flops(family: str, settings, steps: int, size: Size = FULL, mergi
     unmerged_actions = ("leave", "reselect") if settings.carries else ("leave",)
     table = [action.value for action in settings.schedule.table(steps)]
     return steps * full / sum(full if action in unmerged_actions else merged for action in table)
+
+
+def main() -> None:
+    for family in ("unet", "flux"):
+        counted = parts(family)
+        print(f"{family}, {FULL[0]}x{FULL[1]}: {counted.total() / 1e12:.2f} TFLOPs")
+        for part, flops in counted.items():
+            print(f"  {part:40}{flops / 1e12:8.3f}{flops / counted.total():8.1%}")
+        for ratio in (0.1, 0.25, 0.5, 0.75, 0.9):
+            print(f"  ratio {ratio:g}: at best {ideal(family, ratio):.2f}x")
+
+
+if __name__ == "__main__":
+    main()

@@ -122,6 +122,7 @@ def main() -> int:
     print(report.table(rows))
     print(f"\nSelection and weights by themselves\n{report.choosing_table(chosen)}")
     print(f"\nFrom small to large\n{report.growth(rows)}")
+    print(f"\n{report.published(rows)}")
     if not options.quick and not options.no_gpu:
         import roofline
 

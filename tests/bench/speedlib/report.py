@@ -129,3 +129,11 @@ def growth(rows: list[dict]) -> str:
                 line = f"{model:6}{size:>10}{none['seconds']:>9.2f} s{ours['seconds']:>9.2f} s{ours['speedup']:>7.2f}x"
                 lines.append(f"{line}{ours['ideal']:>7.2f} ideal{shares:>7.2f} % our own work")
     return "\n".join(lines)
+
+
+def published(rows: list[dict]) -> str:
+    """The preset `paper` here, beside what its authors measured on a GPU."""
+    found = [r for r in rows if r["method"] == "preset paper" and r["size"] == "1024x1024"]
+    line = "preset paper, {model} 1024 px, 20 steps: {speedup:.2f}x here ({basis}), "
+    line += "ideal {ideal:.2f}x, published {there:.2f}x"
+    return "\n".join(line.format(**r, there=PUBLISHED[r["model"]]) for r in found)
