@@ -44,7 +44,9 @@ class Settings:
     carry_detail: bool = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "merge", _one_of("merge", self.merge, [m.value for m in MergeWhere], MergeWhere))
+        object.__setattr__(
+            self, "merge", _one_of("merge", self.merge, [m.value for m in MergeWhere], MergeWhere)
+        )
         _one_of("budget", self.budget, BUDGETS)
         _one_of("tile_size", self.tile_size, TILE_SIZES)
         _within("ratio", self.ratio, 0.0, 0.9)

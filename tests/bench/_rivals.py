@@ -22,7 +22,10 @@ from torch import Tensor
 def chosen_by(choose):
     """While active, blocks merge by choose(features [B, T, n, C], keep, tiles) instead of facility location."""
     ours = patched_call.reselect
-    patched_call.reselect = lambda features, keep, tiles, budget="equal": (None, choose(features, keep, tiles))
+    patched_call.reselect = lambda features, keep, tiles, budget="equal": (
+        None,
+        choose(features, keep, tiles),
+    )
     try:
         yield
     finally:
@@ -81,7 +84,9 @@ def tomesd_matching(features: Tensor, keep: int, tiles: Tiles) -> Matched:
 
     x = tiles.join(features)
     n, side = tiles.tokens, torch.arange(tiles.tokens)
-    merge, unmerge = bipartite_soft_matching_random2d(x, tiles.width, tiles.height, 2, 2, n - keep, no_rand=True)
+    merge, unmerge = bipartite_soft_matching_random2d(
+        x, tiles.width, tiles.height, 2, 2, n - keep, no_rand=True
+    )
     destination = (side // tiles.width % 2 == 0) & (side % tiles.width % 2 == 0)
     own = side.float()[None, :, None].expand(len(x), -1, 1)
     alone = merge(own, mode="amax")  # right for tokens that stay unmerged, which come first

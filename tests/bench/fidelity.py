@@ -27,12 +27,11 @@ import_comfyui(Path(tempfile.mkdtemp()))
 import comfy.sample  # noqa: E402
 import comfyui_toma  # noqa: E402,F401
 import torch  # noqa: E402
+from bench import _rivals as rivals  # noqa: E402
+from bench import fullsize  # noqa: E402
 from comfyui_toma.toma_core import quality  # noqa: E402
 from comfyui_toma.toma_core.patcher import patch  # noqa: E402
 from comfyui_toma.toma_core.settings import PRESETS, Settings  # noqa: E402
-
-from bench import _rivals as rivals  # noqa: E402
-from bench import fullsize  # noqa: E402
 from demo_pack import captions, loading  # noqa: E402
 
 OUT = TESTS.parent / ".dev" / "fidelity"
@@ -65,14 +64,24 @@ def methods(family: str, quick: bool) -> list[Method]:
         paper = replace(paper, skip_first_blocks=1)  # 5 of 19 and 5 of 38 blocks, of the demo model's few
     ratios = (0.5,) if quick else (0.25, 0.5, 0.75)
     found = [Method("fewer steps", steps=s) for s in (17, 13, 10)]
-    found += [Method("easycache", node=lambda m, t=t: rivals.easycache(m, t), note={"threshold": t}) for t in (0.1, 0.3)]
+    found += [
+        Method("easycache", node=lambda m, t=t: rivals.easycache(m, t), note={"threshold": t})
+        for t in (0.1, 0.3)
+    ]
     found += [Method(f"preset {name}", PRESETS[name][family]) for name in ("quality", "balanced", "fast")]
     found += ours()
     found += [Method("paper", replace(paper, ratio=r)) for r in ratios]
-    for name, choose in (("random", rivals.random_picks), ("regular", rivals.regular_picks), ("tomesd", rivals.tomesd_matching)):
+    for name, choose in (
+        ("random", rivals.random_picks),
+        ("regular", rivals.regular_picks),
+        ("tomesd", rivals.tomesd_matching),
+    ):
         found += [Method(name, replace(plain, ratio=r), choose) for r in ratios]
     found += [Method("pooling", replace(plain, ratio=r), rivals.pooling) for r in (0.5, 0.75)]
-    kv = [Method("keys and values", node=lambda m, r=r: rivals.keys_and_values(m, r), note={"ratio": r}) for r in ratios]
+    kv = [
+        Method("keys and values", node=lambda m, r=r: rivals.keys_and_values(m, r), note={"ratio": r})
+        for r in ratios
+    ]
     return found + kv
 
 
@@ -84,19 +93,38 @@ def prompts(count: int, held_out: bool) -> list[str]:
 
 
 @torch.inference_mode()
-def draw(model, codec, names: list[str], pixels: int, steps: int, batch: int = 4) -> tuple[torch.Tensor, float]:
+def draw(
+    model, codec, names: list[str], pixels: int, steps: int, batch: int = 4
+) -> tuple[torch.Tensor, float]:
     """Pictures [B, H, W, 3] of the prompts, seed = index of the first of its batch, and the seconds it took."""
     pictures, seconds = [], 0.0
     for start in range(0, len(names), batch):
         part = names[start : start + batch]
         conds = [loading.encode_prompt(name, pixels, pixels)[0] for name in part]
-        positive = [[torch.cat([c[0] for c in conds]), {"pooled_output": torch.cat([c[1]["pooled_output"] for c in conds])}]]
+        positive = [
+            [
+                torch.cat([c[0] for c in conds]),
+                {"pooled_output": torch.cat([c[1]["pooled_output"] for c in conds])},
+            ]
+        ]
         negative = loading.encode_prompt("", pixels, pixels)
-        latent = comfy.sample.fix_empty_latent_channels(model, loading.empty_latent(pixels, pixels, len(part))["samples"])
+        latent = comfy.sample.fix_empty_latent_channels(
+            model, loading.empty_latent(pixels, pixels, len(part))["samples"]
+        )
         noise = comfy.sample.prepare_noise(latent, start)
         began = time.perf_counter()
         out = comfy.sample.sample(
-            model, noise, steps, CFG, "euler", "simple", positive, negative, latent, seed=start, disable_pbar=True
+            model,
+            noise,
+            steps,
+            CFG,
+            "euler",
+            "simple",
+            positive,
+            negative,
+            latent,
+            seed=start,
+            disable_pbar=True,
         )
         seconds += time.perf_counter() - began
         pictures.append(codec.decode(out).clamp(0, 1))
@@ -138,7 +166,9 @@ def measure(model, family: str, pixels: int, names: list[str], chosen: list[Meth
         reference, base_seconds = draw(model, codec, names, pixels, STEPS)
     rows, shown = [], [("unmerged", reference)]
     for method in chosen:
-        patched = patch(model, method.settings) if method.settings else method.node(model) if method.node else model
+        patched = (
+            patch(model, method.settings) if method.settings else method.node(model) if method.node else model
+        )
         with Evaluations(model) as ran, rivals.chosen_by(method.choose) if method.choose else nullcontext():
             out, seconds = draw(patched, codec, names, pixels, method.steps)
         by_flops = full.count / ran.count
@@ -153,7 +183,8 @@ def measure(model, family: str, pixels: int, names: list[str], chosen: list[Meth
         }  # fmt: skip
         rows.append(row)
         shown.append((f"{method.name} {by_flops:.2f}x", out))
-        print(f"{family:5} {pixels:4} {label(method):70} {by_flops:5.2f}x  {row['psnr']:5.1f} dB  ssim {row['ssim']:.3f}  lpips {row['lpips']:.4f}", flush=True)
+        distance = f"{row['psnr']:5.1f} dB  ssim {row['ssim']:.3f}  lpips {row['lpips']:.4f}"
+        print(f"{family:5} {pixels:4} {label(method):70} {by_flops:5.2f}x  {distance}", flush=True)
     return rows
 
 
@@ -162,8 +193,13 @@ def label(method: Method) -> str:
     if method.name.startswith("try"):
         return method.name
     if s is None:
-        return method.name + (f", {method.steps} steps" if method.steps != STEPS else "") + "".join(f", {k} {v}" for k, v in method.note.items())
-    return f"{method.name}, ratio {s.ratio:g}, tile {s.tile_size}, every {s.reselect_every}/{s.reweight_every}, {s.start_percent:g}-{s.end_percent:g}"
+        return (
+            method.name
+            + (f", {method.steps} steps" if method.steps != STEPS else "")
+            + "".join(f", {k} {v}" for k, v in method.note.items())
+        )
+    every = f"every {s.reselect_every}/{s.reweight_every}, {s.start_percent:g}-{s.end_percent:g}"
+    return f"{method.name}, ratio {s.ratio:g}, tile {s.tile_size}, {every}"
 
 
 def parsed(text: str) -> dict:
@@ -179,15 +215,25 @@ def parsed(text: str) -> dict:
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="4 prompts, 1024 tokens, fewer methods")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--model", choices=list(LOADERS), action="append")
     parser.add_argument("--pixels", type=int, action="append", help="128 is 1024 tokens, 256 is 4096")
     parser.add_argument("--prompts", type=int)
-    parser.add_argument("--tune", action="store_true", help="the prompts that settings are tuned on, not the held-out ones")
+    parser.add_argument(
+        "--tune", action="store_true", help="the prompts that settings are tuned on, not the held-out ones"
+    )
     parser.add_argument("--weights", type=Path, help="another checkpoint of the one --model")
-    parser.add_argument("--try", dest="tries", action="append", metavar="ratio=0.5,tile_size=8,...", help="only these settings")
+    parser.add_argument(
+        "--try",
+        dest="tries",
+        action="append",
+        metavar="ratio=0.5,tile_size=8,...",
+        help="only these settings",
+    )
     parser.add_argument("--only", nargs="*", help="methods whose name starts with one of these")
     options = parser.parse_args(argv)
     from lpips import LPIPS

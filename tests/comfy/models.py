@@ -51,8 +51,12 @@ def control_sdxl(model, seed: int = 5):
     import comfy.ops
 
     config = dict(model.model.model_config.unet_config)
-    config = {k: v for k, v in config.items() if k not in ("out_channels", "transformer_depth_output", "image_size")}
-    config.update(hint_channels=3, dtype=torch.float32, device="cpu", operations=comfy.ops.disable_weight_init)
+    config = {
+        k: v for k, v in config.items() if k not in ("out_channels", "transformer_depth_output", "image_size")
+    }
+    config.update(
+        hint_channels=3, dtype=torch.float32, device="cpu", operations=comfy.ops.disable_weight_init
+    )
     network = comfy.cldm.cldm.ControlNet(image_size=32, **config)
     return _control(network, seed)
 
@@ -95,6 +99,10 @@ def lora_for(model, seed: int = 9, rank: int = 2, strength: float = 0.7):
     for name, weight in model.model.state_dict().items():
         if weight.ndim == 2 and name.endswith(".weight") and ("blocks" in name):
             key = name.removesuffix(".weight")
-            lora[f"{key}.lora_A.weight"] = torch.randn(rank, weight.shape[1], generator=generator) / weight.shape[1] ** 0.5
-            lora[f"{key}.lora_B.weight"] = torch.randn(weight.shape[0], rank, generator=generator) / rank**0.5 * 0.3
+            lora[f"{key}.lora_A.weight"] = (
+                torch.randn(rank, weight.shape[1], generator=generator) / weight.shape[1] ** 0.5
+            )
+            lora[f"{key}.lora_B.weight"] = (
+                torch.randn(weight.shape[0], rank, generator=generator) / rank**0.5 * 0.3
+            )
     return comfy.sd.load_lora_for_models(model, None, lora, strength, 0)[0]

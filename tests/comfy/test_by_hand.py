@@ -167,7 +167,9 @@ def check_carry() -> None:
     kept = Kept(1, 0, 0)
     full = forward(call_of(settings, Action.RESELECT, kept, control=True), x0)
     middle = x0 + (x0 @ first).tanh()
-    assert torch.allclose(full, middle + control + ((middle + control) @ second).tanh(), atol=1e-5), "not unmerged"
+    assert torch.allclose(full, middle + control + ((middle + control) @ second).tanh(), atol=1e-5), (
+        "not unmerged"
+    )
 
     added = full - x0 - control
     kept_tokens, _, a = merge_of(added)
@@ -204,7 +206,9 @@ def check_gather(budget: str) -> None:
     assert (both.chunks, both.selected_at, both.weighed_at) == (3, 3, 4)
     assert torch.equal(both.added["m"], x[order])
     alone: list[Merge] = [merges[i // 4].images(i % 4, i % 4 + 1) for i in order]
-    assert torch.allclose(both.merges["m"].merge(x[order]), torch.cat([m.merge(x[i : i + 1]) for m, i in zip(alone, order)]))
+    assert torch.allclose(
+        both.merges["m"].merge(x[order]), torch.cat([m.merge(x[i : i + 1]) for m, i in zip(alone, order)])
+    )
     rows = both.added_merged["m"]
     back = torch.cat([m.unmerge(row[None]) for m, row in zip(alone, rows)])
     assert torch.allclose(both.merges["m"].unmerge(rows), back)

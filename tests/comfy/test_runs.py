@@ -57,7 +57,9 @@ def test_prompts_are_kept_apart_when_weights_are_renewed(models, merged, monkeyp
 def check_pictures_apart(models, merged, name: str) -> None:
     """A batch of two is what each of its pictures is alone."""
     patched = merged(models[name])
-    noise = torch.randn(builders.empty_latent(models[name], batch=2).shape, generator=torch.Generator().manual_seed(2))
+    noise = torch.randn(
+        builders.empty_latent(models[name], batch=2).shape, generator=torch.Generator().manual_seed(2)
+    )
     run = {**SIZE, "denoise": 0.5}
     both = builders.sample(patched, latent=noise, **run)
     alone = [builders.sample(patched, latent=noise[i : i + 1], **run) for i in range(2)]
@@ -181,7 +183,15 @@ def test_statistics_count_what_was_done(models, merged):
     assert told.calls == 10
     assert told.attention == "attention: pytorch"
     line = told.sentence()
-    for part in ("unet", "28 of 28", "8x8 64 -> 32", "3 reselected", "5 reused", "2 left alone", "attention: pytorch"):
+    for part in (
+        "unet",
+        "28 of 28",
+        "8x8 64 -> 32",
+        "3 reselected",
+        "5 reused",
+        "2 left alone",
+        "attention: pytorch",
+    ):
         assert part in line
 
 

@@ -23,15 +23,19 @@ def prompt(name: str, toma: dict | None, size: int = 64, seed: int = 1, steps: i
         "6": {
             "class_type": "KSampler",
             "inputs": {
-                "model": ["5" if toma else "1", 0], "positive": ["2", 0], "negative": ["3", 0], "latent_image": ["4", 0],
-                "seed": seed, "steps": steps, "cfg": 2.5, "sampler_name": "euler", "scheduler": "simple", "denoise": 1.0,
+                "model": ["5" if toma else "1", 0], "positive": ["2", 0], "negative": ["3", 0],
+                "latent_image": ["4", 0], "seed": seed, "steps": steps, "cfg": 2.5, "sampler_name": "euler",
+                "scheduler": "simple", "denoise": 1.0,
             },
         },
         "7": {"class_type": "VAEDecode", "inputs": {"samples": ["6", 0], "vae": ["1", 1]}},
         "8": {"class_type": "PreviewImage", "inputs": {"images": ["7", 0]}},
     }  # fmt: skip
     if toma:
-        graph["5"] = {"class_type": "ToMA", "inputs": {"model": ["1", 0], "preset": "custom", **CUSTOM, **toma}}
+        graph["5"] = {
+            "class_type": "ToMA",
+            "inputs": {"model": ["1", 0], "preset": "custom", **CUSTOM, **toma},
+        }
     return graph
 
 
@@ -63,7 +67,10 @@ def test_merged_run_is_near_the_unmerged_one_and_says_what_it_did(server, name):
 
 
 def test_ratio_zero_is_the_unmerged_picture(server):
-    assert (picture(server, prompt("flux", {"ratio": 0.0}, seed=3)) == picture(server, prompt("flux", None, seed=3))).all()
+    assert (
+        picture(server, prompt("flux", {"ratio": 0.0}, seed=3))
+        == picture(server, prompt("flux", None, seed=3))
+    ).all()
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import uuid
 import pytest
 import websocket
 
-
 if "COMFYUI_URL" in os.environ:
     # While working on the nodes: tests against a server that is already running.
     @pytest.fixture(scope="module")
