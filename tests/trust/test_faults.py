@@ -154,8 +154,13 @@ def test_no_memory_for_our_own_work(bench, figure, monkeypatch, caplog, name, pa
 )
 def test_no_memory_inside_of_layers(bench, figure, monkeypatch, name, merge):
     from comfyui_toma.toma_core.merge import Merge
+    from comfyui_toma.toma_core.settings import SettingsError
 
-    patched = merged(bench.models[name], merge=merge, carry_detail=False)
+    try:
+        patched = merged(bench.models[name], merge=merge, carry_detail=False)
+    except SettingsError as error:
+        assert name == "flux" and "needs a newer ComfyUI" in str(error)  # ComfyUI 0.16 has no such hook
+        return
     fresh, alive = fresh_run(patched)
     with monkeypatch.context() as patch:
         wrapper = Raise(OOM, 2, Merge.merge)
