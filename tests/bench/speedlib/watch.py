@@ -79,8 +79,9 @@ def ours_timed(watch: Stopwatch):
 
     regions = [
         (merge, "similarity", "select"), (merge, "select", "select"), (merge, "weigh", "weigh"),
-        (call, "weigh", "weigh"), (merge.Merge, "merge", "merge"), (merge.Merge, "unmerge", "unmerge"),
-        (merge.Merge, "residual", "unmerge"), (flux, "_run", "inner"), (flux.FluxFamily, "_block", "copies"),
+        (call, "weigh", "weigh"), (merge.Merge, "merge", "merge"), (merge.Merge, "take", "merge"),
+        (merge.Merge, "unmerge", "unmerge"), (merge.Merge, "residual", "unmerge"),
+        (flux, "_run", "inner"), (flux.FluxFamily, "_block", "copies"),
         (unet.BlockSeam, "_layers", "inner"),
     ]  # fmt: skip
     with ExitStack() as stack:
