@@ -76,8 +76,14 @@ def test_compiled_it_still_merges_and_never_recompiles(models, figure, name, ord
 
 def test_attention_only_on_flux_runs_uncompiled(models):
     """Inside of a compiled block nothing would tell its patches from none: it still merges."""
+    from comfyui_toma.toma_core.settings import SettingsError
+
     settings = {"merge": "attention only", "carry_detail": False}
-    expected = builders.sample(merged(models["flux"], **settings), **RUN, steps=2)
+    try:
+        expected = builders.sample(merged(models["flux"], **settings), **RUN, steps=2)
+    except SettingsError as error:
+        assert "needs a newer ComfyUI" in str(error)  # ComfyUI 0.16 has no attention patches in Flux
+        return
     patched = compiled(merged(models["flux"], **settings))
     assert torch.equal(expected, builders.sample(patched, **RUN, steps=2))
     assert patched.model_options["toma"].reports[-1].tokens
