@@ -34,8 +34,3 @@ def merged(comfy):
         return patch(model, Settings(**{"skip_first_blocks": 0, "reselect_every": 3, **settings}))
 
     return patched
-
-
-def report(model):
-    """The report of the last run of a patched model."""
-    return model.model_options["toma"].reports[-1]

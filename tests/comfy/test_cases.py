@@ -5,7 +5,7 @@ import pytest
 import setups
 import torch
 from cases import CASES
-from conftest import report
+from told import report
 
 STEPS, RATIOS = 4, (0.25, 0.75)
 

@@ -7,7 +7,7 @@ import gc
 import builders
 import pytest
 import torch
-from conftest import report
+from told import report
 
 SIZE = {"width": 128, "height": 128, "steps": 5, "cfg": 3.0}
 

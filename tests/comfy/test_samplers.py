@@ -3,7 +3,7 @@
 import builders
 import pytest
 import torch
-from conftest import report
+from told import report
 
 
 def sampler_names():

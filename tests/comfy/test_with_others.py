@@ -7,7 +7,7 @@ import models as tiny
 import pytest
 import setups
 import torch
-from conftest import report
+from told import report
 
 RUN = {"width": 128, "height": 128, "steps": 5, "cfg": 2.0}
 
