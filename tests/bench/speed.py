@@ -105,7 +105,7 @@ def main() -> int:
         book.content["rows"] = account.rows(groups, book.content["samples"])
         book.write()
 
-    measuring = measure.Measuring(book, options.rounds, until, options.clock)
+    measuring = measure.Measuring(book, options.rounds, until, options.clock, at_once=options.quick)
     measuring.run(groups, options.only, keep_account)
     keep_account()
     rows = book.content["rows"]
@@ -130,8 +130,8 @@ def main() -> int:
         book.write()
         print(f"\nGPUs, ESTIMATED, not measured\n{roofline.table(book.content['gpu'])}")
     print("\n" + "\n".join(bar.line() for bar in report.bars(rows, chosen)))
-    for line in measuring.left_out:
-        print(f"not measured, no time left: {line}")
+    for group, count in measuring.left_out.items():
+        print(f"{group}: {count} samples not taken, no time left")
     folder = options.plots or (options.json.parent if options.json else None)
     if folder:
         stem = options.json.stem if options.json else "speed"

@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import time
+from collections import Counter
 from pathlib import Path
 
 import torch
@@ -57,50 +58,66 @@ def _processor() -> str:
 
 
 class Measuring:
-    """`until` is when to stop, in seconds of time.monotonic(): no sample is begun that would go beyond it."""
+    """`until` is when to stop, in seconds of time.monotonic(): no sample is begun that would go beyond it.
+
+    Small models are all kept (`at_once`), and a round goes through all groups: when time runs out, there is
+    something of each. Otherwise there is one model at a time, and a round goes through one group."""
 
     def __init__(
-        self, book: Book, rounds: int = ROUNDS, until: float | None = None, clock: str = "wall"
+        self,
+        book: Book,
+        rounds: int = ROUNDS,
+        until: float | None = None,
+        clock: str = "wall",
+        at_once: bool = False,
     ) -> None:
-        self.book, self.rounds, self.until, self.clock = book, rounds, until, clock
-        self.left_out: list[str] = []
+        self.book, self.rounds, self.until, self.clock, self.at_once = book, rounds, until, clock, at_once
+        self.left_out: Counter = Counter()
         self.rate = 0.0  # FLOPs a second of wall time, as seen so far
-        self.built: tuple | None = None
+        self.built: dict = {}
 
     def run(self, groups: list[Group], only: list[str], then) -> None:
         """Calls `then` after each sample."""
-        for group in groups:
+        rounds = range(self.rounds)
+        if self.at_once:
+            turns = [(group, [round_]) for round_ in rounds for group in groups]
+        else:
+            turns = [(group, rounds) for group in groups]
+        for group, these in turns:
             chosen = [m for m in group.methods if _wanted(group.name, m.key, only)]
-            if all(len(self.book.samples(group.name, m.key)) >= self.rounds for m in chosen):
-                continue
-            self._group(group, chosen, then)
+            open_ = [(r, m) for r in these for m in chosen if self._is_open(group, m, r)]
+            if open_:
+                print(f"\n{group.name}", flush=True)
+                self._group(group, open_, then)
         self._forget()
+
+    def _is_open(self, group: Group, method, round_: int) -> bool:
+        samples = self.book.samples(group.name, method.key)
+        return len(samples) <= round_ and not (samples and "error" in samples[0])
 
     def _forget(self) -> None:
         """Two models may not fit into memory at once."""
         import comfy.model_management
 
-        self.built = None
+        self.built.clear()
         comfy.model_management.unload_all_models()
         gc.collect()
 
-    def _group(self, group: Group, chosen: list, then) -> None:
-        print(f"\n{group.name}", flush=True)
-        if self.built is None or self.built[0] is not group.build:
-            self._forget()
-            self.built = (group.build, group.build())
-        model = self.built[1]
-        for round_ in range(self.rounds):
-            for method in chosen:
-                samples = self.book.samples(group.name, method.key)
-                if len(samples) > round_ or (samples and "error" in samples[0]):
-                    continue
-                if not self._time_for(group, method):
-                    self.left_out.append(f"{group.name}, {method.key}, round {round_ + 1}")
-                    continue
-                samples.append(self._sample(group, method, model))
-                self._say(round_, method, samples[-1])
-                then()
+    def _group(self, group: Group, turns: list, then) -> None:
+        if group.build not in self.built:
+            if not self.at_once:
+                self._forget()
+            self.built[group.build] = group.build()
+        for round_, method in turns:
+            if not self._is_open(group, method, round_):  # it failed in an earlier round
+                continue
+            if not self._time_for(group, method):
+                self.left_out[group.name] += 1
+                continue
+            samples = self.book.samples(group.name, method.key)
+            samples.append(self._sample(group, method, self.built[group.build]))
+            self._say(round_, method, samples[-1])
+            then()
 
     def _time_for(self, group: Group, method) -> bool:
         if self.until is None or not self.rate:
