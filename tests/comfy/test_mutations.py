@@ -126,6 +126,7 @@ FAULTS = [
     (picks_of_one_prompt_for_the_other, lambda m, g, p: test_runs.check_prompts_apart(m, g, p, "sdxl")),
     (chunks_in_the_wrong_order, lambda m, g, p: test_by_hand.check_gather("equal")),
     (picks_of_the_first_picture_for_all, check_flux("double")),
+    (picks_of_the_first_picture_for_all, lambda m, g, p: test_runs.check_pictures_apart(m, "sdxl")),
     (stale_pick_after_a_change_of_grid, lambda m, g, p: test_runs.check_deep_shrink(m, g)),
     (run_kept_for_the_next, lambda m, g, p: check_next_run(m, g)),
     (rope_rows_not_gathered, check_flux("double")),

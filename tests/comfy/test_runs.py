@@ -54,24 +54,30 @@ def test_prompts_are_kept_apart_when_weights_are_renewed(models, merged, monkeyp
     check_prompts_apart(models, merged, monkeypatch, "sdxl", 2, **settings)
 
 
-def check_pictures_apart(models, merged, name: str) -> None:
-    """A batch of two is what each of its pictures is alone."""
-    patched = merged(models[name])
-    noise = torch.randn(
-        builders.empty_latent(models[name], batch=2).shape, generator=torch.Generator().manual_seed(2)
-    )
-    run = {**SIZE, "denoise": 0.5}
-    both = builders.sample(patched, latent=noise, **run)
-    alone = [builders.sample(patched, latent=noise[i : i + 1], **run) for i in range(2)]
-    cost = (alone[0] - builders.sample(models[name], latent=noise[:1], **run)).norm()
+def check_pictures_apart(models, name: str) -> None:
+    """Each picture of a batch has its own picks: those that it has alone, but for near ties that rounding turns."""
+    from comfyui_toma.toma_core.patcher import patch
+    from comfyui_toma.toma_core.settings import Settings
+
+    patched = patch(models[name], Settings(ratio=0.5, skip_first_blocks=0, reselect_every=3), record=True)
+    noise = torch.randn(builders.empty_latent(models[name], batch=2).shape, generator=torch.Generator().manual_seed(2))
+
+    def picks(latent: torch.Tensor) -> list[torch.Tensor]:
+        builders.sample(patched, latent=latent, **{**SIZE, "steps": 2})
+        return [pick.kept for pick in report(patched).picks if pick.step == 0]
+
+    def shared(a: torch.Tensor, b: torch.Tensor) -> float:
+        return len(set(a.tolist()) & set(b.tolist())) / len(a)
+
     # the sampler's noise is drawn for the whole batch: only the first picture gets the same alone
-    assert (both[0] - alone[0][0]).norm() < 0.2 * cost
-    assert (both[1] - alone[0][0]).norm() > 1e-2 * both[1].norm()
+    for both, alone in zip(picks(noise), picks(noise[:1])):
+        assert shared(both[0], alone[0]) > 0.85
+        assert shared(both[1], both[0]) < 0.85
 
 
 @pytest.mark.parametrize("name", ["flux", "sdxl"])
-def test_pictures_of_a_batch_are_kept_apart(models, merged, name):
-    check_pictures_apart(models, merged, name)
+def test_pictures_of_a_batch_are_kept_apart(models, name):
+    check_pictures_apart(models, name)
 
 
 def check_second_pass(models, merged, name: str) -> None:
