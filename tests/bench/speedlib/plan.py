@@ -92,16 +92,16 @@ def _few(ratios: tuple[float, ...] = (0.1, 0.5)) -> list[Method]:
 
 
 def quick() -> list[Group]:
-    """One block of each kind at real width and 1024 px: about 27 TFLOPs in three rounds."""
+    """One block of each kind at real width and 1024 px: about 30 TFLOPs in three rounds."""
     groups = []
     ours = [methods.none(), *(methods.toma(ratio) for ratio in RATIOS), *(methods.shorter(r) for r in RATIOS)]
     other = [methods.tomesd(0.5), methods.tomesd_attention(0.5), methods.todo()]
-    nodes = [methods.tome_node(), methods.hypertile(), methods.hypertile(2)]
-    compared = [*ours, *_presets("unet"), *other, *nodes]
+    nodes = [methods.tome_node(), methods.hypertile()]
+    compared = [*ours, methods.paper("unet"), methods.carried(0.5), *other, *nodes]
     for channels in (640, 1280):
         build = partial(models.one_block_unet, channels)
         groups.append(Group(f"SDXL block {channels}", "unet", build, str(channels), fullsize.FULL, compared))
-    few = [methods.none(), methods.toma(0.5), methods.shorter(0.5), methods.toma(0.75), *nodes[:2]]
+    few = [methods.none(), methods.toma(0.5), methods.shorter(0.5), methods.toma(0.75), *nodes]
     build = partial(models.flux, 1, 1)
     return [*groups, Group("Flux 1+1 blocks", "flux", build, "model", fullsize.FULL, few, 1, 1, 1)]
 
