@@ -42,8 +42,8 @@ class Place:
 
 @dataclass
 class Kept:
-    """What a batch of `chunks` equal parts keeps from call to call: merges, and
-    what its blocks added to every token at the last full step (and that merged), all by merge name."""
+    """What a batch of `chunks` equal parts keeps from call to call: merges, and what the blocks added to
+    every token at the last full step (also at the kept tokens alone), all by merge name."""
 
     chunks: int
     selected_at: int
