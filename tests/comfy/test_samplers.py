@@ -91,3 +91,21 @@ def test_half_precision(comfy, merged, tmp_path, name, dtype):
     # rounding moves picks, which costs more than rounding itself: compare with what merging costs
     cost = (exact - unmerged).norm()
     assert (out - exact).norm() < max(2 * cost, 0.02 * exact.norm())
+
+
+def test_weights_in_fp8(comfy, merged, tmp_path):
+    """As UNETLoader loads them: the blocks cast their own weights, and are merged all the same."""
+    import folder_paths
+
+    import nodes
+
+    path = builders.tiny_flux_file(tmp_path / "fp8.safetensors", hidden=128)
+    folder_paths.add_model_folder_path("diffusion_models", str(tmp_path))
+    folder_paths.filename_list_cache.pop("diffusion_models", None)
+    model = nodes.UNETLoader().load_unet(path.name, "fp8_e4m3fn")[0]
+    assert {p.dtype for p in model.model.diffusion_model.parameters()} == {torch.float8_e4m3fn}
+    before, patched = builders.sample(model), merged(model, reselect_every=2)
+    out = builders.sample(patched)
+    assert torch.isfinite(out).all()
+    assert 0 < (out - before).norm() < 0.5 * before.norm()
+    assert report(patched).blocks_merged == report(patched).blocks
