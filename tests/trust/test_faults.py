@@ -37,13 +37,13 @@ def tensors_alive() -> int:
 class Raise:
     """Stands in for a function and raises at its nth call."""
 
-    def __init__(self, error: type[Exception], at: int, original=None) -> None:
-        self.error, self.at, self.original, self.calls = error, at, original, 0
+    def __init__(self, error: type[Exception], at: int, original=None, text: str = "on purpose") -> None:
+        self.error, self.at, self.original, self.calls, self.text = error, at, original, 0, text
 
     def __call__(self, *args, **kwargs):
         self.calls += 1
         if self.calls == self.at:
-            raise self.error("on purpose")
+            raise self.error(self.text)
         return self.original(*args, **kwargs) if self.original else None
 
 
@@ -119,9 +119,10 @@ PARTS = {
 def find(path: str):
     import importlib
 
-    module, _, kind = path.partition(".Merge")
-    found = importlib.import_module(f"comfyui_toma.{module}")
-    return found.Merge if path.endswith(".Merge") else found
+    module, _, kind = path.rpartition(".")
+    if kind in ("Merge", "Kept"):
+        return getattr(importlib.import_module(f"comfyui_toma.{module}"), kind)
+    return importlib.import_module(f"comfyui_toma.{path}")
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -149,27 +150,92 @@ def test_no_memory_for_our_own_work(bench, figure, monkeypatch, caplog, name, pa
         check_next_run(patched, fresh, alive, f"no memory for {part} of {name}, call {at}", figure)
 
 
-@pytest.mark.parametrize(
-    "name,merge", [("sdxl", "each layer"), ("sdxl", "attention only"), ("flux", "attention only")]
-)
-def test_no_memory_inside_of_layers(bench, figure, monkeypatch, name, merge):
+LAYERS = [("sdxl", "each layer"), ("sdxl", "attention only"), ("flux", "attention only")]
+
+
+@pytest.mark.parametrize("work", ["merge", "unmerge"])
+@pytest.mark.parametrize("name,merge", LAYERS)
+def test_no_memory_inside_of_layers(bench, figure, monkeypatch, name, merge, work):
+    """The whole call runs unmerged: the picture of a run whose first step was left alone."""
     from comfyui_toma.toma_core.merge import Merge
     from comfyui_toma.toma_core.settings import SettingsError
 
+    settings = {"merge": merge, "carry_detail": False, "reselect_every": 1}
     try:
-        patched = merged(bench.models[name], merge=merge, carry_detail=False)
+        patched = merged(bench.models[name], **settings)
     except SettingsError as error:
         assert name == "flux" and "needs a newer ComfyUI" in str(error)  # ComfyUI 0.16 has no such hook
         return
+    later = builders.sample(merged(bench.models[name], **settings, start_percent=1 / RUN["steps"]), **RUN)
     fresh, alive = fresh_run(patched)
     with monkeypatch.context() as patch:
-        wrapper = Raise(OOM, 2, Merge.merge)
-        patch.setattr(Merge, "merge", lambda *a: wrapper(*a))
+        wrapper = Raise(RuntimeError, 1, getattr(Merge, work), "MPS backend out of memory (on purpose)")
+        patch.setattr(Merge, work, lambda *a: wrapper(*a))
         out = builders.sample(patched, **RUN)
-    assert torch.isfinite(out).all()
     assert patched.model_options["toma"].reports[-1].unmerged_because == ["merging ran out of memory"]
+    assert torch.equal(out, later)
+    del out, later
+    check_next_run(patched, fresh, alive, f"no memory to {work} in {merge} of {name}", figure)
+
+
+SEAMS = {
+    "flux, arguments of a block": ("toma_core.patcher.flux", "ours", 1),
+    "flux, text and image together": ("toma_core.patcher.flux", "ours", 4),  # after two double blocks
+    "sdxl, tokens for another node": ("toma_core.patcher.unet", "ours", 1),
+    "sdxl, batches together": ("toma_core.patcher.call.Kept", "gather", 2),
+}
+
+
+@pytest.mark.parametrize("what", SEAMS)
+def test_no_memory_around_blocks(bench, figure, monkeypatch, what):
+    from comfyui_toma.toma_core.patcher import memory
+
+    name, (path, attribute, at) = what[:4], SEAMS[what]
+    model = bench.models[name].clone()
+    if name == "sdxl":
+        model.set_model_attn2_patch(lambda n, context, value, extra_options: (n * 1.01, context, value))
+    patched = merged(model)
+    fresh, alive = fresh_run(patched)
+    error = memory.NoMemoryToMerge if attribute == "ours" else OOM
+    with monkeypatch.context() as patch:
+        wrapper = Raise(error, at, getattr(find(path), attribute))
+        patch.setattr(find(path), attribute, wrapper)
+        out = builders.sample(patched, **RUN)
+    assert wrapper.calls > at
+    report = patched.model_options["toma"].reports[-1]
+    assert report.unmerged_because == ["merging ran out of memory"] and report.tokens
+    assert torch.isfinite(out).all() and (out - fresh).norm() < 0.5 * fresh.norm()
     del out
-    check_next_run(patched, fresh, alive, f"no memory for {merge} of {name}", figure)
+    check_next_run(patched, fresh, alive, f"no memory for {what}", figure)
+
+
+OOM_WORDS = [
+    "MPS backend out of memory (MPS allocated: 9.00 GB, max allowed: 9.07 GB).",
+    "[enforce fail at alloc_cpu.cpp:119] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate",
+    "DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes.",
+    "Invalid buffer size: 31.64 GB",
+]
+
+
+def test_no_memory_in_the_words_of_other_devices(comfy):
+    from comfyui_toma.toma_core.patcher.memory import NoMemoryToMerge, ours
+
+    for error in (OOM("x"), torch.OutOfMemoryError("x"), *map(RuntimeError, OOM_WORDS)):
+        with pytest.raises(NoMemoryToMerge):
+            ours(Raise(lambda _, error=error: error, 1))
+    with pytest.raises(NoMemoryToMerge):
+        ours(torch.empty, 2**60)  # the allocator's own words
+    for error in (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), ValueError("out of memory")):
+        with pytest.raises(type(error)):
+            ours(Raise(lambda _, error=error: error, 1))
+
+
+def test_other_errors_of_ours_are_not_hidden(bench, monkeypatch):
+    from comfyui_toma.toma_core.patcher import call
+
+    monkeypatch.setattr(call, "reselect", Raise(RuntimeError, 1, text="shapes cannot be multiplied"))
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        builders.sample(merged(bench.models["flux"]), **RUN)
 
 
 def test_no_memory_at_all_is_the_unmerged_run(bench, monkeypatch):

@@ -18,11 +18,13 @@ from ..selection import keep_count
 from ..settings import Settings
 from ..tiles import Tiles
 from .compiled import uncompiled
+from .memory import NoMemoryToMerge, raise_unless_out_of_memory
 
 # Called with the tokens of a block, [B, n, C], and the merge that made them (None: all tokens, which it
 # may then overwrite, as ComfyUI's Flux blocks do).
 RunBlock = Callable[[Tensor, "Merge | None"], Tensor]
 Grid = tuple[int, int]
+OUT_OF_MEMORY = "merging ran out of memory"
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,8 @@ class Call:
         try:
             merge = uncompiled(self.merge_for, place, x, grid)
             tokens = uncompiled(self._shorter, merge, x)
-        except torch.cuda.OutOfMemoryError:
+        except RuntimeError as error:
+            raise_unless_out_of_memory(error)
             merge = tokens = None  # gives up below: here the traceback would hold on to memory
         if merge is None:
             return self.give_up(x, run_block)
@@ -138,7 +141,7 @@ class Call:
     def give_up(self, x: Tensor, run_block: RunBlock) -> Tensor:
         """No memory for merging: the rest of this call runs unmerged, and nothing of it is kept."""
         self.action = Action.LEAVE
-        self.reasons.append("merging ran out of memory")
+        self.reasons.append(OUT_OF_MEMORY)
         self.full = False
         return run_block(x, None)
 
@@ -176,7 +179,8 @@ class Call:
                 added[name] = -x
             elif self.control and name in added:
                 added[name] -= x
-        except torch.cuda.OutOfMemoryError:
+        except RuntimeError as error:
+            raise_unless_out_of_memory(error)
             return self.give_up(x, run_block)
         x = run_block(x, None)
         try:
@@ -184,7 +188,8 @@ class Call:
                 added[name] += x
             if place.last:
                 uncompiled(self._remember, place, added.get(name), x, grid)
-        except torch.cuda.OutOfMemoryError:
+        except RuntimeError as error:
+            raise_unless_out_of_memory(error)
             added.pop(name, None)
             self.give_up(x, lambda tokens, _: tokens)
         return x
@@ -199,7 +204,12 @@ class Call:
     ) -> Tensor:
         """x + U (block(M x) - M x). After a span's last block the change is counted from its full step:
         x + added + U (block(M x) - M x - M added)."""
-        out = run_block(tokens, merge)
+        try:
+            out = run_block(tokens, merge)
+        except NoMemoryToMerge:
+            tokens = None
+        if tokens is None:
+            return self.give_up(x, run_block)
         try:
             change = out - tokens
             base = x
@@ -209,6 +219,7 @@ class Call:
             out = uncompiled(merge.residual, base, change)
             self.count(place, grid, x, tokens.shape[1])
             return out
-        except torch.cuda.OutOfMemoryError:
+        except RuntimeError as error:
+            raise_unless_out_of_memory(error)
             out = tokens = change = base = None
         return self.give_up(x, run_block)

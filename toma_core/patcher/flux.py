@@ -18,6 +18,7 @@ from ..schedule import Action
 from ..settings import MergeWhere, Settings, SettingsError
 from .call import Call, Grid, Place
 from .compiled import has_patches, keep_out_of_graphs, uncompiled
+from .memory import NoMemoryToMerge, ours, raise_unless_out_of_memory
 from .run import KEY, Family
 
 PUBLISHED_SKIP = 5
@@ -58,17 +59,17 @@ class FluxFamily(Family):
         self.compiles = settings.merge is not MergeWhere.ATTENTION
 
     def install(self, options: dict) -> None:
-        keep_out_of_graphs(FluxFamily, Call, _run)
+        keep_out_of_graphs(FluxFamily, Call, _run, ours)
         merged = {(p.span, p.index): p for p in self.places if p.index >= self.skip}
         if self.settings.merge is MergeWhere.ATTENTION:
             patches = options.setdefault("patches", {})
             patches["attn1_patch"] = [*patches.get("attn1_patch", ()), partial(self._attention_in, merged)]
             patches["attn1_output_patch"] = [self._attention_out, *patches.get("attn1_output_patch", ())]
-            return
+        run_slot = self._attention_block if self.settings.merge is MergeWhere.ATTENTION else self._block
         slots = options.setdefault("patches_replace", {}).setdefault("dit", {})
         for place in merged.values():
             slot = (f"{place.span}_block", place.index)
-            slots[slot] = partial(self._block, place, slots.get(slot))
+            slots[slot] = partial(run_slot, place, slots.get(slot))
 
     def why_not(self, x: Tensor, options: dict, inputs: dict) -> str | None:
         if x.ndim != 4:
@@ -102,24 +103,45 @@ class FluxFamily(Family):
         stop = start + prod(grid)
         result: dict = {}
 
-        def run_block(tokens: Tensor, merge: Merge | None) -> Tensor:
-            if merge is None:
-                result.update(_run(inner, args, extra))
-                return result["img"][:, start:stop]
+        def merged_args(tokens: Tensor, merge: Merge) -> dict:
             shorter = torch.cat((sequence[:, :start], tokens, sequence[:, stop:]), 1)
             merged = {**args, "img": shorter, **uncompiled(_for_rows, call, place, merge, args, text, stop - start)}
             if "txt" in args:
                 merged["txt"] = args["txt"].clone()  # blocks add to it in place; a second try needs the old one
-            result.update(_run(inner, merged, extra))
+            return merged
+
+        def run_block(tokens: Tensor, merge: Merge | None) -> Tensor:
+            if merge is None:
+                result.update(_run(inner, args, extra))
+                return result["img"][:, start:stop]
+            result.update(_run(inner, ours(merged_args, tokens, merge), extra))
             return result["img"][:, start : start + tokens.shape[1]]
 
-        tokens = call.block(place, sequence[:, start:stop], grid, run_block)
-        out = result["img"]
-        if out.shape[1] < sequence.shape[1]:
+        def whole(tokens: Tensor, out: Tensor) -> Tensor:
+            if tokens.shape[1] == sequence.shape[1]:
+                return tokens
             end = out.shape[1] - (sequence.shape[1] - stop)
-            whole = tokens.shape[1] == sequence.shape[1]
-            result["img"] = tokens if whole else torch.cat((out[:, :start], tokens, out[:, end:]), 1)
+            return torch.cat((out[:, :start], tokens, out[:, end:]), 1)
+
+        tokens = call.block(place, sequence[:, start:stop], grid, run_block)
+        if result["img"].shape[1] < sequence.shape[1]:
+            try:
+                result["img"] = ours(whole, tokens, result["img"])
+            except NoMemoryToMerge:
+                tokens = result["img"] = None
+            if tokens is None:
+                call.count(place, grid, sequence[:, start:stop], stop - start)
+                call.give_up(sequence[:, start:stop], run_block)
         return result
+
+    def _attention_block(self, _: Place, inner, args: dict, extra: dict) -> dict:
+        """A block's slot where only attention is merged. Without memory to unmerge the block runs again: it
+        overwrites its tokens only after attention."""
+        try:
+            return _run(inner, args, extra)
+        except NoMemoryToMerge:
+            call: Call = args["transformer_options"][KEY]
+        return call.give_up(args, lambda args, _: _run(inner, args, extra))
 
     def _attention_in(self, merged: dict, q: Tensor, k: Tensor, v: Tensor, pe, attn_mask, extra_options) -> dict:
         """q, k, v [B, H, L, D] before attention: image tokens merged by the likeness of their keys."""
@@ -143,10 +165,11 @@ class FluxFamily(Family):
             merge = uncompiled(call.merge_for, place, keys, grid)
             rest = uncompiled(_for_rows, call, place, merge, {"pe": pe, "attn_mask": attn_mask}, start, stop - start)
             changed = {"q": shorter(q), "k": shorter(k), "v": shorter(v), **rest}
-        except torch.cuda.OutOfMemoryError:
+        except RuntimeError as error:
+            raise_unless_out_of_memory(error)
             return call.give_up({}, lambda nothing, _: nothing)
         call.count(place, grid, keys, merge.kept.shape[1])
-        call.scratch["attention"] = (merge, start, stop)
+        call.scratch["attention"] = (merge, start)
         return changed
 
     def _attention_out(self, attention: Tensor, extra_options: dict) -> Tensor:
@@ -155,9 +178,13 @@ class FluxFamily(Family):
         held = call.scratch.pop("attention", None) if call else None
         if held is None:
             return attention
-        merge, start, stop = held
+        merge, start = held
         end = start + merge.kept.shape[1]
-        return torch.cat((attention[:, :start], merge.unmerge(attention[:, start:end]), attention[:, end:]), 1)
+
+        def whole() -> Tensor:
+            return torch.cat((attention[:, :start], merge.unmerge(attention[:, start:end]), attention[:, end:]), 1)
+
+        return ours(whole)
 
 
 def _run(inner, args: dict, extra: dict) -> dict:

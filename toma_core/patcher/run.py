@@ -17,8 +17,9 @@ from torch import Tensor
 
 from ..schedule import Action, step_of
 from ..settings import Settings
-from .call import Call, Grid, Kept, Place
+from .call import OUT_OF_MEMORY, Call, Grid, Kept, Place
 from .compiled import as_a_call_of_its_own, room_for_graphs
+from .memory import raise_unless_out_of_memory
 
 KEY = "toma"
 # Told of each pick of the prompt as it is made, on the sampler's thread: has to return at once.
@@ -211,12 +212,18 @@ class Run:
     def _call(self, keys: Sequence[Hashable], step: int, **about) -> Call:
         """What the schedule says, except that a chunk which missed its turn (another node skipped the
         step, or its prompt starts later) takes it now."""
+        leave = Call(self.settings, Action.LEAVE, Kept(0, 0, 0), step, **about)
         if self.table[step] is Action.LEAVE or self.settings.ratio == 0:
-            return Call(self.settings, Action.LEAVE, Kept(0, 0, 0), step, **about)
+            return leave
         turns = [s for s in range(step + 1) if self.table[s] in (Action.RESELECT, Action.REWEIGHT)]
         select_turn = max(s for s in turns if self.table[s] is Action.RESELECT)
         parts = [self.kept[k] for k in keys if k in self.kept]
-        kept = Kept.gather(parts) if len(parts) == len(keys) else None
+        try:
+            kept = Kept.gather(parts) if len(parts) == len(keys) else None
+        except RuntimeError as error:
+            raise_unless_out_of_memory(error)
+            leave.reasons.append(OUT_OF_MEMORY)
+            return leave
         if kept is None or kept.selected_at < select_turn:
             return Call(self.settings, Action.RESELECT, Kept(len(keys), step, step), step, **about)
         if kept.weighed_at < turns[-1]:

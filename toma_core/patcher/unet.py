@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 
-import torch
 from torch import Tensor
 
 from ..merge import Merge
@@ -21,6 +21,7 @@ from ..schedule import Action
 from ..settings import MergeWhere, Settings
 from .call import Call, Grid, Place
 from .compiled import has_patches, keep_out_of_graphs, uncompiled
+from .memory import ours, raise_unless_out_of_memory
 from .run import KEY, Family
 
 
@@ -145,7 +146,8 @@ class BlockSeam:
             out = self._original(x, context, _merged_attention(options, merge, free))
             call.count(place, grid, x, merge.kept.shape[1])
             return out
-        except torch.cuda.OutOfMemoryError:
+        except RuntimeError as error:
+            raise_unless_out_of_memory(error)
             merge = None
         finally:
             if self.feed_forward is not None:
@@ -196,13 +198,13 @@ def _whole_for_others(options: dict, merge: Merge) -> dict:
     """Options of a merged block in which the patches of other nodes still see all tokens."""
     for layer in ("attn1", "attn2"):
         if _patched(options, layer):
-            widen = _tokens_through(layer, merge.unmerge)
-            options = _around(options, layer, widen, lambda n, extra_options: merge.merge(n), outermost=True)
+            widen = _tokens_through(layer, partial(ours, merge.unmerge))
+            options = _around(options, layer, widen, lambda n, extra_options: ours(merge.merge, n), outermost=True)
     middle = options.get("patches", {}).get("middle_patch")
     if middle:
 
         def on_all(patch):
-            return lambda x, extra_options: merge.merge(patch(merge.unmerge(x), extra_options))
+            return lambda x, extra_options: ours(merge.merge, patch(ours(merge.unmerge, x), extra_options))
 
         options = {**options, "patches": {**options["patches"], "middle_patch": [on_all(p) for p in middle]}}
     return options
