@@ -4,6 +4,9 @@ WEB_DIRECTORY = "./web"
 
 
 async def comfy_entrypoint():
+    from .toma_core.patcher.needs import check_comfyui
+
+    check_comfyui()
     from .nodes import ToMAExtension
 
     return ToMAExtension()
