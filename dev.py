@@ -50,7 +50,7 @@ DEFAULT_RELEASE = "0.30.0"
 
 TORCH = ["torch==2.13.0"]
 TORCH_COMPANIONS = ["torchvision==0.28.0", "torchaudio==2.11.0"]
-TOOLS = ["numpy", "Pillow", "pytest>=8.2", "hypothesis", "playwright", "ruff", "comfy-cli"]
+TOOLS = ["numpy", "Pillow", "pytest>=8.2", "pytest-xdist", "hypothesis", "playwright", "ruff", "comfy-cli"]
 SMALL_TOOLS = ["websocket-client"]
 TOOLS += SMALL_TOOLS
 # What comfyui-manager needs beside ComfyUI's own requirements; it is installed without dependencies.
@@ -59,6 +59,9 @@ BENCH_TOOLS = ["tomesd", "matplotlib"]  # a rival, and plots
 
 # Tests and demo work on small tensors: a second thread only waits, and on a busy machine it waits long.
 ONE_THREAD = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
+
+# All tests: two processes, each with a server of its own if it needs one. tests/conftest.py makes the groups.
+TWO_AT_ONCE = ["-n", "2", "--dist", "loadgroup", "--no-loadscope-reorder"]
 
 GIGABYTE = 1 << 30
 DISK_NEEDED = 6 * GIGABYTE
@@ -475,7 +478,7 @@ def test(options: argparse.Namespace, rest: list[str]) -> int:
 def run_pytest(environment: Environment, rest: list[str]) -> int:
     named = [part for part in rest if not part.startswith("-") and Path(part.partition("::")[0]).exists()]
     # The checkout is a package, but the tests are no part of it: pytest is not to import it on its own.
-    command = ["-m", "pytest", f"--confcutdir={TESTS}", *rest, *([] if named else [TESTS])]
+    command = ["-m", "pytest", f"--confcutdir={TESTS}", *rest, *([] if named else [*TWO_AT_ONCE, TESTS])]
     return environment.run(command, CHROMIUM=ensure_chromium(), **ONE_THREAD)
 
 

@@ -6,39 +6,59 @@ sendings, nothing is computed for it.
 
 from __future__ import annotations
 
+import json
 import time
+from asyncio import IncompleteReadError
+from collections.abc import Callable
 from threading import Thread
 
+from ..toma_core.patcher.run import Pick
 from .running import page_server
 
 EVENT = "toma.picks"
 PAUSE = 0.25
+LONGEST_WISH = 1000  # bytes
 
 _watching: set[str] = set()
 
 
-class LivePicks:
-    """A listener that is false while nobody would see the pick. Copying from the device and sending
-    happen on a thread of their own: the sampler does not wait, and what comes meanwhile is dropped."""
+class Paced:
+    """Sends on a thread of its own, at most four times a second. False while it would rather not: what
+    comes then is dropped, and the sampler never waits."""
 
-    def __init__(self, node_id: str) -> None:
-        self.node_id = node_id
-        self.last = 0.0
+    def __init__(self, send: Callable[[Pick], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self.send = send
+        self.clock = clock
+        self.last = -PAUSE
         self.sender: Thread | None = None
 
     def __bool__(self) -> bool:
-        if not _watching or time.monotonic() - self.last < PAUSE or (self.sender and self.sender.is_alive()):
-            return False
-        return getattr(page_server(), "client_id", None) in _watching
+        return self.clock() - self.last >= PAUSE and not (self.sender and self.sender.is_alive())
 
-    def __call__(self, pick) -> None:
-        self.last = time.monotonic()
-        self.sender = Thread(target=self._send, args=(pick, page_server().client_id), daemon=True)
+    def __call__(self, pick: Pick) -> None:
+        self.last = self.clock()
+        self.sender = Thread(target=self.send, args=(pick,), daemon=True)
         self.sender.start()
 
-    def _send(self, pick, client: str) -> None:
+
+class LivePicks:
+    """A listener that is false while nobody would see the pick."""
+
+    def __init__(self, node_id: str) -> None:
+        self.node_id = node_id
+        self.client = ""
+        self.paced = Paced(self._send)
+
+    def __bool__(self) -> bool:
+        return bool(_watching and self.paced and getattr(page_server(), "client_id", None) in _watching)
+
+    def __call__(self, pick: Pick) -> None:
+        self.client = page_server().client_id
+        self.paced(pick)
+
+    def _send(self, pick: Pick) -> None:
         message = {"node": self.node_id, "step": pick.step, "group": pick.group, "grid": pick.grid}
-        page_server().send_sync(EVENT, {**message, "kept": pick.kept[0].tolist()}, client)
+        page_server().send_sync(EVENT, {**message, "kept": pick.kept[0].tolist()}, self.client)
 
 
 def add_route() -> None:
@@ -50,9 +70,14 @@ def add_route() -> None:
     @server.routes.post("/toma/live")
     async def live(request: web.Request) -> web.Response:
         try:
-            wish = await request.json()
+            await request.content.readexactly(LONGEST_WISH + 1)
+            return web.Response(status=413, text=f"Takes at most {LONGEST_WISH} bytes.")
+        except IncompleteReadError as ended:
+            body = ended.partial
+        try:
+            wish = json.loads(body)
             client, on = wish["client_id"], wish["on"]
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             return web.Response(status=400, text='Takes {"client_id": "...", "on": true or false}.')
         if not isinstance(client, str) or not isinstance(on, bool):
             return web.Response(status=400, text="client_id is text, on is true or false.")

@@ -25,6 +25,7 @@ CHROMIUM_FLAGS += ["--disable-component-update", "--disable-sync"]
 READY = "() => window.app?.extensionManager?.spinner === false"
 
 browser_tests_not_run: list[str] = []
+figures: dict[str, str] = {}
 
 
 def pytest_configure():
@@ -86,9 +87,33 @@ def page(browser, server, console):
     return page
 
 
+@pytest.fixture(scope="session")
+def figure():
+    """figure("faults survived", "14 of 14"): a line at the end of the test command."""
+    return figures.__setitem__
+
+
+# Files that take long come first, so that two processes end together; one short one between them,
+# because each process is handed two groups at the start.
+LONG_FIRST = ("server", "trust/test_composition.py", "unit/test_tiles.py", "trust/", "comfy/", "ground/")
+
+
+def group(item) -> str:
+    """What runs in one process: all that share the server, else the tests of one file."""
+    if {"server", "browser"} & set(item.fixturenames):
+        return "server"
+    return item.path.relative_to(ROOT / "tests").as_posix()
+
+
 def pytest_collection_modifyitems(items):
-    # Playwright leaves an event loop running in this thread, in which asyncio.run() refuses to work.
-    items.sort(key=lambda item: "browser" in item.fixturenames)
+    def place(item) -> tuple[int, bool]:
+        of = group(item)
+        order = next((i for i, part in enumerate(LONG_FIRST) if of.startswith(part)), len(LONG_FIRST))
+        return order, "browser" in item.fixturenames
+
+    items.sort(key=place)
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(group(item)))
 
 
 def pytest_runtest_logreport(report):
@@ -97,11 +122,22 @@ def pytest_runtest_logreport(report):
 
 
 def pytest_terminal_summary(terminalreporter):
+    if figures:
+        terminalreporter.section("figures")
+        for name, value in sorted(figures.items()):
+            terminalreporter.line(f"{name}: {value}")
     if browser_tests_not_run:
         terminalreporter.section("BROWSER TESTS NOT RUN", sep="!", red=True, bold=True)
         terminalreporter.line(f"{len(browser_tests_not_run)} browser tests were NOT RUN. {NO_CHROMIUM}")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    figures.update(getattr(node, "workeroutput", {}).get("figures", {}))
+
+
 def pytest_sessionfinish(session, exitstatus):
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["figures"] = figures
     if browser_tests_not_run and os.environ.get("CI") and exitstatus == 0:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED

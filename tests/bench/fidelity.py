@@ -2,19 +2,21 @@
 
 Samples the embedded demo models unmerged, merged by each method, with fewer steps and with a cache, at the same
 seeds, and measures how far each picture is from the unmerged one. Speed-ups are by the FLOPs of the full-size
-models with the same settings, and measured on the demo models.
+models with the same settings, and measured on the demo models. Prompt by prompt all methods take their turn, and
+what was drawn is kept in .dev/fidelity: an interrupted run goes on where it was, and one that --minutes ends
+early compares every method on the same prompts.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
-import statistics
 import sys
 import tempfile
 import time
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -29,60 +31,22 @@ import comfyui_toma  # noqa: E402,F401
 import torch  # noqa: E402
 from bench import _rivals as rivals  # noqa: E402
 from bench import fullsize  # noqa: E402
-from comfyui_toma.toma_core import quality  # noqa: E402
+from bench.fidelitylib import report  # noqa: E402
+from bench.fidelitylib.distances import Distances  # noqa: E402
+from bench.fidelitylib.points import Point, points  # noqa: E402
 from comfyui_toma.toma_core.patcher import patch  # noqa: E402
-from comfyui_toma.toma_core.settings import PRESETS, Settings  # noqa: E402
+from comfyui_toma.toma_core.settings import Settings  # noqa: E402
 from demo_pack import captions, loading  # noqa: E402
+from safetensors import safe_open  # noqa: E402
+from safetensors.torch import save_file  # noqa: E402
 
 OUT = TESTS.parent / ".dev" / "fidelity"
-STEPS, CFG = 20, 2.5
-LOADERS = {"flux": loading.load_demo_flux, "unet": loading.load_demo_unet}
-
-
-@dataclass(frozen=True)
-class Method:
-    """One way to be faster: settings of ours (or of a rival in our place), fewer steps, or another node."""
-
-    name: str
-    settings: Settings | None = None
-    choose: object = None
-    steps: int = STEPS
-    node: object = None
-    note: dict = field(default_factory=dict)
-
-
-def ours() -> list[Method]:
-    """The presets come per family; the other points draw the curve of our method."""
-    curve = [(0.5, 2), (0.75, 2), (0.5, 3), (0.75, 3), (0.5, 5), (0.75, 4), (0.75, 6), (0.9, 5)]
-    return [Method("toma", Settings(ratio=r, reselect_every=n, reweight_every=n)) for r, n in curve]
-
-
-def methods(family: str, quick: bool) -> list[Method]:
-    plain = Settings(ratio=0.5, carry_detail=False, reselect_every=1, reweight_every=1, skip_first_blocks=0)
-    paper = PRESETS["paper"][family]
-    if family == "flux":
-        paper = replace(paper, skip_first_blocks=1)  # 5 of 19 and 5 of 38 blocks, of the demo model's few
-    ratios = (0.5,) if quick else (0.25, 0.5, 0.75)
-    found = [Method("fewer steps", steps=s) for s in (17, 13, 10)]
-    found += [
-        Method("easycache", node=lambda m, t=t: rivals.easycache(m, t), note={"threshold": t})
-        for t in (0.1, 0.3)
-    ]
-    found += [Method(f"preset {name}", PRESETS[name][family]) for name in ("quality", "balanced", "fast")]
-    found += ours()
-    found += [Method("paper", replace(paper, ratio=r)) for r in ratios]
-    for name, choose in (
-        ("random", rivals.random_picks),
-        ("regular", rivals.regular_picks),
-        ("tomesd", rivals.tomesd_matching),
-    ):
-        found += [Method(name, replace(plain, ratio=r), choose) for r in ratios]
-    found += [Method("pooling", replace(plain, ratio=r), rivals.pooling) for r in (0.5, 0.75)]
-    kv = [
-        Method("keys and values", node=lambda m, r=r: rivals.keys_and_values(m, r), note={"ratio": r})
-        for r in ratios
-    ]
-    return found + kv
+DOWNLOADS = TESTS.parent / ".dev" / "training"
+BATCH = 4
+MODELS = {
+    "flux": (loading.load_demo_flux, loading.FLUX_FILE, 1.0),  # as Flux is run: without guidance
+    "unet": (loading.load_demo_unet, loading.UNET_FILE, 2.5),
+}
 
 
 def prompts(count: int, held_out: bool) -> list[str]:
@@ -92,114 +56,190 @@ def prompts(count: int, held_out: bool) -> list[str]:
     return [f"{subjects[i % len(subjects)]} on {colours[i * 5 % len(colours)]}" for i in range(count)]
 
 
-@torch.inference_mode()
-def draw(
-    model, codec, names: list[str], pixels: int, steps: int, batch: int = 4
-) -> tuple[torch.Tensor, float]:
-    """Pictures [B, H, W, 3] of the prompts, seed = index of the first of its batch, and the seconds it took."""
-    pictures, seconds = [], 0.0
-    for start in range(0, len(names), batch):
-        part = names[start : start + batch]
-        conds = [loading.encode_prompt(name, pixels, pixels)[0] for name in part]
-        positive = [
-            [
-                torch.cat([c[0] for c in conds]),
-                {"pooled_output": torch.cat([c[1]["pooled_output"] for c in conds])},
-            ]
-        ]
-        negative = loading.encode_prompt("", pixels, pixels)
-        latent = comfy.sample.fix_empty_latent_channels(
-            model, loading.empty_latent(pixels, pixels, len(part))["samples"]
-        )
-        noise = comfy.sample.prepare_noise(latent, start)
-        began = time.perf_counter()
-        out = comfy.sample.sample(
-            model,
-            noise,
-            steps,
-            CFG,
-            "euler",
-            "simple",
-            positive,
-            negative,
-            latent,
-            seed=start,
-            disable_pbar=True,
-        )
-        seconds += time.perf_counter() - began
-        pictures.append(codec.decode(out).clamp(0, 1))
-    return torch.cat(pictures), seconds
+@dataclass
+class Drawn:
+    """Pictures [B, H, W, 3] of one batch of prompts, and what they took."""
+
+    pictures: torch.Tensor
+    seconds: float
+    evaluations: int  # of the network
+    merged: int  # of these, how many on merged tokens
 
 
-class Evaluations:
-    """Counts how often the network itself is run."""
+class Watch:
+    """Counts how often the network is run, and how often its last self-attention gets fewer tokens."""
 
-    def __init__(self, model) -> None:
+    def __init__(self, model, tokens: int) -> None:
         network = model.model.diffusion_model
-        first = network.img_in if hasattr(network, "img_in") else network.input_blocks[0]
-        self.count = 0
-        self.hook = first.register_forward_pre_hook(self._seen)
+        if hasattr(network, "double_blocks"):
+            first, last = network.img_in, network.double_blocks[-1].img_attn.qkv
+        else:
+            first, last = network.input_blocks[0], network.middle_block[1].transformer_blocks[-1].attn1.to_q
+            tokens //= 4  # the middle of the UNet
+        self.tokens, self.evaluations, self.merged = tokens, 0, 0
+        self.hooks = [
+            first.register_forward_pre_hook(self._ran),
+            last.register_forward_pre_hook(self._attended),
+        ]
 
-    def _seen(self, *_) -> None:
-        self.count += 1
+    def _ran(self, *_) -> None:
+        self.evaluations += 1
 
-    def __enter__(self):
+    def _attended(self, module, args) -> None:
+        self.merged += args[0].shape[1] < self.tokens
+
+    def __enter__(self) -> Watch:
         return self
 
     def __exit__(self, *_) -> None:
-        self.hook.remove()
+        for hook in self.hooks:
+            hook.remove()
 
 
-def apart(metric, reference: torch.Tensor, picture: torch.Tensor) -> dict[str, list[float]]:
-    pairs = list(zip(reference, picture))
-    signed = [(p.permute(0, 3, 1, 2).float() * 2 - 1) for p in (reference, picture)]
-    return {
-        "psnr": [quality.psnr(a, b) for a, b in pairs],
-        "ssim": [quality.ssim(a, b) for a, b in pairs],
-        "lpips": metric(*signed).tolist(),
-    }
+@dataclass
+class Studio:
+    """Draws with one demo model at one size, and keeps what it drew."""
+
+    family: str
+    pixels: int
+    cfg: float
+    model: object
+    weights: Path
+    names: list[str]
+    codec: object = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.codec = loading.load_demo_codec(self.model)
+        sources = [self.weights, *sorted((TESTS.parent / "toma_core").rglob("*.py")), Path(rivals.__file__)]
+        self.version = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
+
+    def batches(self) -> list[list[str]]:
+        return [self.names[i : i + BATCH] for i in range(0, len(self.names), BATCH)]
+
+    def path(self, point: Point, batch: list[str]) -> Path:
+        about = json.dumps([self.version, self.pixels, self.cfg, point.key, batch])
+        return OUT / "pictures" / f"{hashlib.sha256(about.encode()).hexdigest()[:20]}.safetensors"
+
+    def drawn(self, point: Point, batch: list[str]) -> Drawn | None:
+        path = self.path(point, batch)
+        if not path.is_file():
+            return None
+        with safe_open(path, "pt") as file:
+            about = json.loads(file.metadata()["about"])
+            return Drawn(file.get_tensor("pictures").float(), **about)
+
+    def draw(self, point: Point, batch: list[str]) -> None:
+        found = self.sample(point, batch)
+        path = self.path(point, batch)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        about = {"seconds": found.seconds, "evaluations": found.evaluations, "merged": found.merged}
+        part = path.with_suffix(f".{time.monotonic_ns()}")
+        save_file({"pictures": found.pictures.half().contiguous()}, part, {"about": json.dumps(about)})
+        part.replace(path)
+
+    def patched(self, point: Point):
+        model = self.model
+        if point.cache is not None:
+            model = rivals.easycache(model, point.cache)
+        if point.keys_and_values is not None:
+            model = rivals.keys_and_values(model, point.keys_and_values)
+        return patch(model, point.on_demo()) if point.settings else model
+
+    @torch.inference_mode()
+    def sample(self, point: Point, batch: list[str]) -> Drawn:
+        """One batch by ComfyUI's sampler; the seed is the index of its first prompt."""
+        size, seed = (self.pixels, self.pixels), self.names.index(batch[0])
+        conds = [loading.encode_prompt(name, *size)[0] for name in batch]
+        text = torch.cat([c[0] for c in conds])
+        positive = [[text, {"pooled_output": torch.cat([c[1]["pooled_output"] for c in conds])}]]
+        negative = loading.encode_prompt("", *size)
+        model = self.patched(point)
+        latent = loading.empty_latent(*size, len(batch))["samples"]
+        latent = comfy.sample.fix_empty_latent_channels(model, latent)
+        noise = comfy.sample.prepare_noise(latent, seed)
+        run = (noise, point.steps, self.cfg, "euler", "simple", positive, negative, latent)
+        tokens = (self.pixels // loading.PIXELS_PER_TOKEN) ** 2
+        with (
+            Watch(self.model, tokens) as watch,
+            rivals.chosen_by(point.choose) if point.choose else nullcontext(),
+        ):
+            began = time.perf_counter()
+            out = comfy.sample.sample(model, *run, seed=seed, disable_pbar=True)
+            seconds = time.perf_counter() - began
+        return Drawn(self.codec.decode(out).clamp(0, 1), seconds, watch.evaluations, watch.merged)
 
 
-def measure(model, family: str, pixels: int, names: list[str], chosen: list[Method], metric) -> list[dict]:
-    codec = loading.load_demo_codec(model)
-    with Evaluations(model) as full:
-        reference, base_seconds = draw(model, codec, names, pixels, STEPS)
-    rows, shown = [], [("unmerged", reference)]
-    for method in chosen:
-        patched = (
-            patch(model, method.settings) if method.settings else method.node(model) if method.node else model
-        )
-        with Evaluations(model) as ran, rivals.chosen_by(method.choose) if method.choose else nullcontext():
-            out, seconds = draw(patched, codec, names, pixels, method.steps)
-        by_flops = full.count / ran.count
-        if method.settings:
-            by_flops *= fullsize.speedup_by_flops(family, method.settings, method.steps)
-        distances = apart(metric, reference, out)
+def by_flops(family: str, point: Point, base: Drawn, drawn: Drawn) -> float:
+    """Speed-up of the full-size model, from the evaluations that were made and how many of them were merged."""
+    full = fullsize.parts(family)
+    total = full.total()
+    spent = drawn.evaluations * total
+    if point.keys_and_values is not None:
+        products = sum(flops for part, flops in full.items() if part.endswith("attention products"))
+        spent -= drawn.evaluations * products * point.keys_and_values
+    if point.settings:
+        s = point.settings
+        skip = fullsize.skipped_blocks(family, s)
+        merged = fullsize.parts(family, fullsize.FULL, s.ratio, s.merge.value, skip, s.tile_size).total()
+        spent -= drawn.merged * (total - merged)
+    return base.evaluations * total / spent
+
+
+def rows_of(studio: Studio, chosen: list[Point], distances: Distances) -> tuple[list[dict], dict]:
+    """A row a point, over the prompts that all points have; and the first pictures of each, to look at."""
+    batches = [
+        b for b in studio.batches() if all(studio.path(p, b).is_file() for p in with_references(chosen))
+    ]
+    names = [name for batch in batches for name in batch]
+    if not names:
+        return [], {}
+    colours = torch.tensor([captions.COLOURS[name.split(" on ")[1]] for name in names]) / 255
+    references, rows, shown = {}, [], {}
+    for steps in dict.fromkeys(point.of_steps for point in chosen):
+        found = [studio.drawn(unmerged(steps), batch) for batch in batches]
+        references[steps] = (found, torch.cat([drawn.pictures for drawn in found]))
+    shown["unmerged"] = references[max(references)][1][:8]
+    for point in sorted(chosen, key=lambda p: -p.of_steps):
+        found = [studio.drawn(point, batch) for batch in batches]
+        base, reference = references[point.of_steps]
+        pictures = torch.cat([drawn.pictures for drawn in found])
+        each = distances(reference, pictures, colours)
+        flops = by_flops(studio.family, point, base[0], found[0])
+        faster = [b.seconds / d.seconds for b, d in zip(base, found)]
         row = {
-            "model": family, "method": method.name, "pixels": pixels, "tokens": (pixels // 4) ** 2,
-            "settings": {k: str(v) for k, v in asdict(method.settings).items()} if method.settings else method.note,
-            "steps": method.steps, "prompts": len(names), "speedup": by_flops, "measured": base_seconds / seconds,
-            **{name: statistics.mean(values) for name, values in distances.items()}, "each": distances,
+            "model": studio.family, "method": point.method, "label": point.label, "against": point.against,
+            "tokens": (studio.pixels // loading.PIXELS_PER_TOKEN) ** 2, "settings": point.describe(),
+            "prompts": len(names), "steps": point.steps, "of_steps": point.of_steps, "cfg": studio.cfg,
+            "speedup": flops, "measured": report.median(faster), "measured_spread": [min(faster), max(faster)],
+            **{name: report.mean(values) for name, values in each.items()}, "each": each,
         }  # fmt: skip
         rows.append(row)
-        shown.append((f"{method.name} {by_flops:.2f}x", out))
-        distance = f"{row['psnr']:5.1f} dB  ssim {row['ssim']:.3f}  lpips {row['lpips']:.4f}"
-        print(f"{family:5} {pixels:4} {label(method):70} {by_flops:5.2f}x  {distance}", flush=True)
-    return rows
+        shown[f"{point.method} {flops:.2f}x" + (f" ({point.against})" if point.against else "")] = pictures[
+            :8
+        ]
+    return rows, shown
 
 
-def label(method: Method) -> str:
-    s = method.settings
-    if method.name.startswith("try"):
-        return method.name
-    if s is None:
-        return (
-            method.name
-            + (f", {method.steps} steps" if method.steps != STEPS else "")
-            + "".join(f", {k} {v}" for k, v in method.note.items())
+def unmerged(steps: int) -> Point:
+    return Point("unmerged", steps=steps, of_steps=steps)
+
+
+def with_references(chosen: list[Point]) -> list[Point]:
+    return [unmerged(steps) for steps in dict.fromkeys(p.of_steps for p in chosen)] + chosen
+
+
+def draw_all(studio: Studio, chosen: list[Point], until: float) -> None:
+    """Batch by batch every point, until all are there or the time is up."""
+    for number, batch in enumerate(studio.batches(), 1):
+        for point in with_references(chosen):
+            if not studio.path(point, batch).is_file():
+                if time.monotonic() > until:
+                    return
+                studio.draw(point, batch)
+        print(
+            f"{studio.family}, {studio.pixels} px: {min(number * BATCH, len(studio.names))} prompts",
+            flush=True,
         )
-    every = f"every {s.reselect_every}/{s.reweight_every}, {s.start_percent:g}-{s.end_percent:g}"
-    return f"{method.name}, ratio {s.ratio:g}, tile {s.tile_size}, {every}"
 
 
 def parsed(text: str) -> dict:
@@ -214,44 +254,62 @@ def parsed(text: str) -> dict:
     return found
 
 
-def main(argv: list[str] | None = None) -> None:
+def command_line() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="4 prompts, 1024 tokens, fewer methods")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--model", choices=list(LOADERS), action="append")
+    parser.add_argument("--model", choices=list(MODELS), action="append")
     parser.add_argument("--pixels", type=int, action="append", help="128 is 1024 tokens, 256 is 4096")
     parser.add_argument("--prompts", type=int)
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="draw no longer than that")
+    parser.add_argument("--cfg", type=float, help="guidance; Flux has 1, the UNet 2.5")
     parser.add_argument(
-        "--tune", action="store_true", help="the prompts that settings are tuned on, not the held-out ones"
+        "--tune", action="store_true", help="the prompts that settings are tuned on, not the others"
     )
     parser.add_argument("--weights", type=Path, help="another checkpoint of the one --model")
     parser.add_argument(
-        "--try",
-        dest="tries",
-        action="append",
-        metavar="ratio=0.5,tile_size=8,...",
-        help="only these settings",
+        "--try", dest="tries", action="append", metavar="ratio=0.5,...", help="only these settings"
     )
     parser.add_argument("--only", nargs="*", help="methods whose name starts with one of these")
-    options = parser.parse_args(argv)
-    from lpips import LPIPS
+    parser.add_argument("--no-inception", action="store_true")
+    parser.add_argument(
+        "--write", type=Path, metavar="README.md", help="put the table between its markers there"
+    )
+    return parser
 
-    metric = LPIPS(TESTS.parent / ".dev" / "training")
+
+def main(argv: list[str] | None = None) -> None:
+    options = command_line().parse_args(argv)
+    distances = Distances(DOWNLOADS, not options.no_inception)
     names = prompts(options.prompts or (4 if options.quick else 32), not options.tune)
+    until = time.monotonic() + 60 * options.minutes
     rows = []
-    for family in options.model or list(LOADERS):
-        model = LOADERS[family](options.weights) if options.weights else LOADERS[family]()
-        for pixels in options.pixels or ([128] if options.quick else [128, 256]):
-            chosen = methods(family, options.quick)
+    for pixels in options.pixels or ([128] if options.quick else [128, 256]):
+        for family in options.model or list(MODELS):
+            load, weights, cfg = MODELS[family]
+            weights = options.weights or weights
+            studio = Studio(family, pixels, options.cfg or cfg, load(weights), weights, names)
+            chosen = points(family, options.quick)
             if options.tries:
-                chosen = [Method("try " + text, Settings(**parsed(text))) for text in options.tries]
+                chosen = [Point("try " + text, Settings(**parsed(text))) for text in options.tries]
             if options.only:
-                chosen = [m for m in chosen if m.name.startswith(tuple(options.only))]
-            rows += measure(model, family, pixels, names, chosen, metric)
-            if options.json:
-                options.json.write_text(json.dumps({"rows": rows}, indent=1))
+                chosen = [p for p in chosen if p.method.startswith(tuple(options.only))]
+            draw_all(studio, chosen, until)
+            found, shown = rows_of(studio, chosen, distances)
+            rows += found
+            report.print_table(found)
+            if found and not options.tries:
+                report.sheet(shown, OUT / f"sheet-{family}-{pixels}.png")
+                report.plot(found, OUT / f"frontier-{family}-{pixels}.png")
+    findings = report.findings(rows)
+    print("\n".join(findings))
+    if options.json:
+        options.json.write_text(json.dumps({"rows": rows, "findings": findings}, indent=1))
+    if options.write:
+        report.write_table(rows, options.write)
+    print(f"Plots and contact sheets: {OUT.relative_to(TESTS.parent)}")
 
 
 if __name__ == "__main__":

@@ -225,3 +225,22 @@ def test_of_two_nodes_in_a_row_the_last_counts(models, merged):
     once = builders.sample(merged(model, ratio=0.5), **SIZE)
     twice = merged(merged(model, ratio=0.75, tile_size=4), ratio=0.5)
     assert torch.equal(once, builders.sample(twice, **SIZE))
+
+
+@pytest.mark.parametrize("name", ["sdxl", "flux"])
+def test_steps_that_a_cache_skips_do_not_count(models, merged, name):
+    """Else every second step being skipped, reselect_every 2 would find a step that picks each time."""
+    from comfy.patcher_extension import WrappersMP
+
+    model, seen = models[name].clone(), {}
+
+    def every_other(executor, x, *args, **kwargs):
+        step = len(seen)
+        seen[step] = executor(x, *args, **kwargs) if step % 2 == 0 else seen[step - 1]
+        return seen[step]
+
+    model.add_wrapper_with_key(WrappersMP.DIFFUSION_MODEL, "cache", every_other)
+    run = {"width": 128, "height": 128, "steps": 8, "cfg": 1.0}
+    patched = merged(model, ratio=0.5, reselect_every=2, reweight_every=2)
+    builders.sample(patched, **run)
+    assert report(patched).actions == ["RESELECT", "REUSE", "RESELECT", "REUSE"]

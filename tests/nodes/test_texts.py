@@ -1,11 +1,11 @@
 """Help and translations cover every node, input and output, and their pictures exist."""
 
-import asyncio
 import json
 import re
 from pathlib import Path
 
 import pytest
+from comfy_here import finish
 
 ROOT = Path(__file__).resolve().parents[2]
 LANGUAGES = ("ko", "zh")
@@ -15,7 +15,7 @@ LANGUAGES = ("ko", "zh")
 def schemas(comfy):
     from comfyui_toma.nodes import ToMAExtension
 
-    nodes = asyncio.run(ToMAExtension().get_node_list())
+    nodes = finish(ToMAExtension().get_node_list())
     return {schema.node_id: schema for schema in (node.GET_SCHEMA() for node in nodes)}
 
 

@@ -1,7 +1,10 @@
 """ComfyUI imported into this process, on the CPU with SDPA attention."""
 
+import asyncio
 import os
 import sys
+from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 
@@ -26,3 +29,9 @@ def import_comfyui(base: Path, *arguments: str) -> None:
     import folder_paths  # noqa: F401
 
     import nodes  # noqa: F401
+
+
+def finish(coroutine: Coroutine):
+    """asyncio.run, also where Playwright has left its event loop running in this thread."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, coroutine).result()

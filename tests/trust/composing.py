@@ -6,7 +6,6 @@ gets its default; where that shows no effect, a value away from it. What can't b
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import inspect
 import math
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import builders
 import torch
+from comfy_here import finish
 from torch import Tensor
 
 RUN = {"width": 128, "height": 128, "steps": 3, "cfg": 2.0}
@@ -60,7 +60,7 @@ def load_core_nodes() -> None:
     import nodes
 
     if "TorchCompileModel" not in nodes.NODE_CLASS_MAPPINGS:
-        asyncio.run(nodes.init_extra_nodes(init_custom_nodes=False, init_api_nodes=False))
+        finish(nodes.init_extra_nodes(init_custom_nodes=False, init_api_nodes=False))
 
 
 def inputs_of(node: type) -> dict[str, tuple[object, dict, bool]]:
@@ -97,7 +97,7 @@ def call(node: type, inputs: dict):
     else:
         result = getattr(node(), node.FUNCTION)(**inputs)
     if inspect.iscoroutine(result):
-        result = asyncio.run(result)
+        result = finish(result)
     return getattr(result, "result", result)[list(node.RETURN_TYPES).index("MODEL")]
 
 

@@ -1,12 +1,12 @@
 """Wrong input of every kind: each call ends in a clear message or a correct result, never in a traceback of ours."""
 
-import asyncio
 import math
 import random
 
 import builders
 import pytest
 import torch
+from comfy_here import finish
 from comfy_server import ROOT
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -143,7 +143,7 @@ def test_prompts(bench, figure):
         return refused
 
     try:
-        refused = asyncio.run(validate_all())
+        refused = finish(validate_all())
     finally:
         for name in classes:
             del nodes.NODE_CLASS_MAPPINGS[name]

@@ -116,6 +116,8 @@ class Report:
         """The run in one line."""
         count = Counter(self.actions)
         steps = ", ".join(f"{count[a.name]} {word}" for a, word in _WORDS.items() if count[a.name])
+        if self.finished and self.actions and len(self.actions) < self.steps:
+            steps += f", {self.steps - len(self.actions)} skipped by another node"
         tokens = ", ".join(f"{name} {n} -> {k}" for name, (n, k) in self.tokens.items()) or "not merged"
         line = (
             f"ToMA: {self.family}, {self.blocks_merged} of {self.blocks} blocks merged, tokens {tokens}; "
@@ -152,6 +154,7 @@ class Run:
         self.kept: dict[Hashable, tuple[Kept, int]] = {}
         self.passes: dict[Hashable, tuple[float, int]] = {}
         self.actions: dict[int, str] = {}
+        self.ran: set[int] = set()  # the steps whose blocks were run
         self.merged_blocks: set[tuple[str, int]] = set()
         self.started: float | None = None
 
@@ -175,6 +178,8 @@ class Run:
         inputs = as_a_call_of_its_own(executor.class_obj.diffusion_model, inputs)
         with room_for_graphs(self.family.compiles):
             out = executor(x, t, c_concat, c_crossattn, control, options, **inputs)
+        if not call.tokens and call.action is not Action.LEAVE:
+            return out  # a cache has answered in the place of the blocks
         self._keep(call, keys)
         self._note_picks(call, options.get("cond_or_uncond") or [0])
         self._count(call, x.shape[0], c_crossattn.shape[1] if c_crossattn is not None else 0)
@@ -210,12 +215,13 @@ class Run:
         return keys
 
     def _call(self, keys: Sequence[Hashable], step: int, **about) -> Call:
-        """What the schedule says, except that a chunk which missed its turn (another node skipped the
-        step, or its prompt starts later) takes it now."""
+        """What the schedule says, except that a chunk which missed its turn (its prompt starts later) takes
+        it now. Steps that a cache skips don't count: else most of those it leaves would be the unmerged ones."""
         leave = Call(self.settings, Action.LEAVE, Kept(0, 0, 0), step, **about)
         if self.table[step] is Action.LEAVE or self.settings.ratio == 0:
             return leave
-        turns = [s for s in range(step + 1) if self.table[s] in (Action.RESELECT, Action.REWEIGHT)]
+        now = max(self.table.index(Action.RESELECT), sum(before < step for before in self.ran))
+        turns = [s for s in range(now + 1) if self.table[s] in (Action.RESELECT, Action.REWEIGHT)]
         select_turn = max(s for s in turns if self.table[s] is Action.RESELECT)
         parts = [self.kept[k] for k in keys if k in self.kept]
         try:
@@ -225,9 +231,9 @@ class Run:
             leave.reasons.append(OUT_OF_MEMORY)
             return leave
         if kept is None or kept.selected_at < select_turn:
-            return Call(self.settings, Action.RESELECT, Kept(len(keys), step, step), step, **about)
+            return Call(self.settings, Action.RESELECT, Kept(len(keys), now, now), step, **about)
         if kept.weighed_at < turns[-1]:
-            renewed = Kept(kept.chunks, kept.selected_at, step, dict(kept.merges))
+            renewed = Kept(kept.chunks, kept.selected_at, now, dict(kept.merges))
             return Call(self.settings, Action.REWEIGHT, renewed, step, **about)
         return Call(self.settings, Action.REUSE, kept, step, **about)
 
@@ -264,6 +270,7 @@ class Run:
     def _count(self, call: Call, batch: int, text: int) -> None:
         report = self.report
         report.calls += 1
+        self.ran.add(call.step)
         self.actions.setdefault(call.step, call.action.name)
         for where, (grid, before, after, channels) in call.tokens.items():
             place = self.places[where]

@@ -1,0 +1,1 @@
+"""Parts of the fidelity benchmark: what is compared, how far pictures are apart, what it shows."""
