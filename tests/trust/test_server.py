@@ -8,6 +8,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+import websocket
 from comfy_server import PACK_NAME, ROOT, ComfyServer, PromptError
 
 STEPS = 5
@@ -15,15 +16,19 @@ BAD_PROMPTS = 300
 SURVIVED: list[str] = []
 
 
+PACKS = {PACK_NAME: ROOT, "fault_pack": Path(__file__).parent / "fault_pack"}
+
+
 @pytest.fixture(scope="module")
 def trusty(tmp_path_factory):
     """A server with the pack and the nodes of fault_pack."""
-    packs = {PACK_NAME: ROOT, "fault_pack": Path(__file__).parent / "fault_pack"}
-    with ComfyServer(tmp_path_factory.mktemp("trust"), packs) as running:
+    with ComfyServer(tmp_path_factory.mktemp("trust"), PACKS) as running:
         yield running
 
 
-def graph(kind="sdxl", seed=0, fault="none", at=1, steps=STEPS, width=128, batch=1, toma=None) -> dict:
+def graph(
+    kind="sdxl", seed=0, fault="none", at=1, steps=STEPS, width=128, batch=1, toma=None, meeting=""
+) -> dict:
     widgets = {
         "preset": "custom", "ratio": 0.5, "tile_size": "8", "reselect_every": 3, "reweight_every": 3,
         "start_percent": 0.0, "end_percent": 1.0, "merge": "whole block", "budget": "equal", "skip_first_blocks": 0,
@@ -40,7 +45,10 @@ def graph(kind="sdxl", seed=0, fault="none", at=1, steps=STEPS, width=128, batch
     return {
         "1": {"class_type": "TrustModel", "inputs": {"kind": kind, "width": width, "batch": batch}},
         "2": {"class_type": "ToMA", "inputs": {"model": ["1", 0], **widgets, **(toma or {})}},
-        "3": {"class_type": "TrustFault", "inputs": {"model": ["2", 0], "fault": fault, "at": at}},
+        "3": {
+            "class_type": "TrustFault",
+            "inputs": {"model": ["2", 0], "fault": fault, "at": at, "meeting": str(meeting)},
+        },
         "4": {"class_type": "KSampler", "inputs": {**sampler, **links}},
         "5": {"class_type": "TrustDigest", "inputs": {"latent": ["4", 0]}},
     }
@@ -128,6 +136,22 @@ def test_the_queue_is_cleared_while_a_run_is_interrupted(trusty, fresh, figure):
     check_next_run(trusty, fresh, "queue cleared, interrupted twice", figure)
 
 
+def test_two_servers_at_once(trusty, fresh, figure, tmp_path, tmp_path_factory):
+    """Both are in the middle of a merged run at the same time, and each gives what one alone gives."""
+    with ComfyServer(tmp_path_factory.mktemp("second"), PACKS) as second:
+        for kind in ("sdxl", "flux"):
+            place = tmp_path / kind
+            place.mkdir()
+            forget(trusty)
+            pair = {server: graph(kind, fault="meet", at=3, meeting=place / name)
+                    for name, server in (("first", trusty), ("second", second))}  # fmt: skip
+            jobs = [server.submit(prompt) for server, prompt in pair.items()]
+            for job in jobs:
+                done = look(job.wait())
+                assert done["digest"] == fresh[kind]["digest"] and not done.get("alive"), kind
+    figure("two servers at once", "each gives what one alone gives, on SDXL and Flux")
+
+
 def odd(random_: random.Random):
     return random_.choice(
         [None, True, "", "x", -1, 0, 10**30, -(10**30), 1e308, float("nan"), float("inf"), [], {}, ["1", 0], ["1", 9],
@@ -170,14 +194,68 @@ def test_bad_prompts(trusty, fresh, figure):
     check_next_run(trusty, fresh, f"{BAD_PROMPTS} bad prompts", figure)
 
 
-@pytest.mark.parametrize(
-    "body",
-    [b"", b"[]", b"null", b"{", b'{"client_id": 1, "on": true}', b'{"client_id": "x", "on": "yes"}',
-     b'{"client_id": "../../x", "on": true}', b'{"on": true}', b"\xff" * 100, b'"' + b"x" * 200_000 + b'"'],
-)  # fmt: skip
-def test_our_route_refuses(trusty, body):
-    request = urllib.request.Request(f"{trusty.url}/toma/live", body, {"Content-Type": "application/json"})
-    with pytest.raises(urllib.error.HTTPError) as refused:
-        urllib.request.urlopen(request, timeout=20)
-    assert refused.value.code in (400, 404, 413)
-    assert trusty.get("/system_stats")["system"]
+JSON = {"Content-Type": "application/json"}
+
+
+def answer(
+    server, body: bytes, headers: dict | None = None, path: str = "/toma/live", method: str = "POST"
+) -> int:
+    """The status of a request, which must not harm the server."""
+    request = urllib.request.Request(server.url + path, body, {**JSON, **(headers or {})}, method=method)
+    try:
+        status = urllib.request.urlopen(request, timeout=20).status
+    except urllib.error.HTTPError as refused:
+        status = refused.code
+        refused.close()
+    assert server.get("/system_stats")["system"]
+    return status
+
+
+def wish(client: str = "x", on: object = True, **more) -> bytes:
+    return json.dumps({"client_id": client, "on": on, **more}).encode()
+
+
+BAD_BODIES = [
+    b"", b"[]", b"null", b"{", b'{"client_id": 1, "on": true}', b'{"client_id": "x", "on": "yes"}', b'{"on": true}',
+    b'{"client_id": ["x"], "on": true}', b'{"client_id": {}, "on": true}', b"[" * 1000, b"\xff" * 100, b"NaN",
+]  # fmt: skip
+
+
+def test_our_route_refuses(trusty, figure):
+    """Only a connected page of this origin is heard, and no more than it has to say is read."""
+    start = len(trusty.log)
+    socket = websocket.create_connection(f"ws://127.0.0.1:{trusty.port}/ws?clientId=page", timeout=20)
+    try:
+        assert answer(trusty, wish("page")) == answer(trusty, wish("page", False)) == 200
+        for body in BAD_BODIES:
+            assert answer(trusty, body) == 400, body
+        for client in ("x", "../../x", "<img src=x>", ""):
+            assert answer(trusty, wish(client)) == 404, client
+        huge = wish("page", more="x" * 2_000_000)
+        assert answer(trusty, huge) == answer(trusty, b"[" * 200_000) == 413
+        assert answer(trusty, wish("page"), {"Content-Type": "application/json; charset=no-such"}) == 200
+        for foreign in (
+            {"Origin": "http://evil.example"},
+            {"Origin": "null", "Sec-Fetch-Site": "cross-site"},
+        ):
+            assert answer(trusty, wish("page"), foreign) == 403, foreign
+            assert answer(trusty, wish("page"), foreign, "/api/toma/live") == 403, foreign
+    finally:
+        socket.close()
+    assert "Traceback" not in trusty.log[start:] and "Error handling request" not in trusty.log[start:]
+    figure("requests that our route refused", f"{len(BAD_BODIES) + 4 + 2 + 4} of as many")
+
+
+def test_there_is_one_route_and_it_takes_no_path(trusty):
+    routes = trusty.queue({"1": {"class_type": "TrustRoutes", "inputs": {"pack": PACK_NAME}}}).outputs["1"][
+        "routes"
+    ]
+    assert sorted(routes) == ["POST /api/toma/live", "POST /toma/live"]
+    for path in ("/toma", "/toma/", "/toma/live/", "/toma/live/..%2f..%2fpyproject.toml", "/toma/live/x"):
+        assert answer(trusty, wish(), path=path) in (404, 405), path
+    for method in ("GET", "PUT", "DELETE"):
+        assert answer(trusty, wish(), method=method) in (404, 405), method
+    page = f"/extensions/{PACK_NAME}"
+    assert trusty.get(f"{page}/toma.js")
+    for path in ("/../pyproject.toml", "/%2e%2e/pyproject.toml", "/..%2fpyproject.toml", "//etc/passwd"):
+        assert answer(trusty, None, path=page + path, method="GET") != 200, path

@@ -3,6 +3,7 @@
 import gc
 import hashlib
 import sys
+import time
 from pathlib import Path
 
 import comfy.model_management
@@ -46,10 +47,11 @@ class TrustFault:
 
     @classmethod
     def INPUT_TYPES(cls):
-        faults = ["none", "error", "oom", "oom of ours", "interrupt"]
-        return {"required": {"model": ("MODEL",), "fault": (faults,), "at": ("INT", {"default": 1})}}
+        faults = ["none", "error", "oom", "oom of ours", "interrupt", "meet"]
+        required = {"model": ("MODEL",), "fault": (faults,), "at": ("INT", {"default": 1})}
+        return {"required": required, "optional": {"meeting": ("STRING", {"default": ""})}}
 
-    def arm(self, model, fault, at):
+    def arm(self, model, fault, at, meeting=""):
         model, calls = model.clone(), 0
         ours = next(m for name, m in sys.modules.items() if name.endswith("toma_core.patcher.call"))
 
@@ -60,6 +62,9 @@ class TrustFault:
                 return apply_model(args["input"], args["timestep"], **args["c"])
             if fault == "interrupt":
                 comfy.model_management.interrupt_current_processing()
+                return apply_model(args["input"], args["timestep"], **args["c"])
+            if fault == "meet":
+                meet(Path(meeting))
                 return apply_model(args["input"], args["timestep"], **args["c"])
             if fault == "oom of ours":
                 return without_memory(ours, lambda: apply_model(args["input"], args["timestep"], **args["c"]))
@@ -78,6 +83,33 @@ def without_memory(module, work):
         return work()
     finally:
         module.reselect = original
+
+
+def meet(sign: Path, seconds: float = 60) -> None:
+    """Waits until another server has put a sign beside this one's: then both are in the middle of a run."""
+    sign.touch()
+    deadline = time.monotonic() + seconds
+    while len(list(sign.parent.iterdir())) < 2:
+        if time.monotonic() > deadline:
+            raise TimeoutError("the other server never came")
+        time.sleep(0.01)
+
+
+class TrustRoutes:
+    """The routes of the server whose handlers are in a pack of this name."""
+
+    RETURN_TYPES, FUNCTION, OUTPUT_NODE, CATEGORY = (), "look", True, "trust"
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"pack": ("STRING", {"default": ""})}}
+
+    def look(self, pack):
+        from server import PromptServer
+
+        routes = PromptServer.instance.app.router.routes()
+        ours = [route for route in routes if pack in getattr(route.handler, "__module__", "")]
+        return {"ui": {"routes": [f"{route.method} {route.resource.canonical}" for route in ours]}}
 
 
 class TrustDigest:
@@ -101,4 +133,4 @@ class TrustDigest:
         return {"ui": {"digest": [digest], "alive": alive, "finite": [finite]}}
 
 
-NODE_CLASS_MAPPINGS = {"TrustModel": TrustModel, "TrustFault": TrustFault, "TrustDigest": TrustDigest}
+NODE_CLASS_MAPPINGS = {kind.__name__: kind for kind in (TrustModel, TrustFault, TrustDigest, TrustRoutes)}
