@@ -2,9 +2,9 @@
 
 Samples the embedded demo models unmerged, merged by each method, with fewer steps and with a cache, at the same
 seeds, and measures how far each picture is from the unmerged one. Speed-ups are by the FLOPs of the full-size
-models with the same settings, and measured on the demo models. Prompt by prompt all methods take their turn, and
-what was drawn is kept in .dev/fidelity: an interrupted run goes on where it was, and one that --minutes ends
-early compares every method on the same prompts.
+models with the same settings, and measured on the demo models. Prompt by prompt the methods take their turn, and
+what was drawn is kept in .dev/fidelity: an interrupted run goes on where it was. Each row says how many prompts
+it is from: one that --minutes ended early has fewer.
 """
 
 from __future__ import annotations
@@ -186,26 +186,23 @@ def by_flops(family: str, point: Point, base: Drawn, drawn: Drawn) -> float:
 
 
 def rows_of(studio: Studio, chosen: list[Point], distances: Distances) -> tuple[list[dict], dict]:
-    """A row a point, over the prompts that all points have; and the first pictures of each, to look at."""
-    batches = [
-        b for b in studio.batches() if all(studio.path(p, b).is_file() for p in with_references(chosen))
-    ]
-    names = [name for batch in batches for name in batch]
-    if not names:
-        return [], {}
-    colours = torch.tensor([captions.COLOURS[name.split(" on ")[1]] for name in names]) / 255
-    references, rows, shown = {}, [], {}
-    for steps in dict.fromkeys(point.of_steps for point in chosen):
-        found = [studio.drawn(unmerged(steps), batch) for batch in batches]
-        references[steps] = (found, torch.cat([drawn.pictures for drawn in found]))
-    shown["unmerged"] = references[max(references)][1][:8]
+    """A row a point, over the prompts that it was drawn for; and the first pictures of each, to look at."""
+    rows, shown = [], {}
     for point in sorted(chosen, key=lambda p: -p.of_steps):
-        found = [studio.drawn(point, batch) for batch in batches]
-        base, reference = references[point.of_steps]
-        pictures = torch.cat([drawn.pictures for drawn in found])
+        pairs = []
+        for batch in studio.batches():
+            base, drawn = studio.drawn(unmerged(point.of_steps), batch), studio.drawn(point, batch)
+            if base is None or drawn is None:
+                break
+            pairs.append((base, drawn))
+        if not pairs:
+            continue
+        reference, pictures = (torch.cat([pair[side].pictures for pair in pairs]) for side in (0, 1))
+        names = studio.names[: len(pictures)]
+        colours = torch.tensor([captions.COLOURS[name.split(" on ")[1]] for name in names]) / 255
         each = distances(reference, pictures, colours)
-        flops = by_flops(studio.family, point, base[0], found[0])
-        faster = [b.seconds / d.seconds for b, d in zip(base, found)]
+        flops = by_flops(studio.family, point, *pairs[0])
+        faster = [base.seconds / drawn.seconds for base, drawn in pairs]
         row = {
             "model": studio.family, "method": point.method, "label": point.label, "against": point.against,
             "tokens": (studio.pixels // loading.PIXELS_PER_TOKEN) ** 2, "settings": point.describe(),
@@ -214,6 +211,7 @@ def rows_of(studio: Studio, chosen: list[Point], distances: Distances) -> tuple[
             **{name: report.mean(values) for name, values in each.items()}, "each": each,
         }  # fmt: skip
         rows.append(row)
+        shown.setdefault(f"unmerged, {point.of_steps} steps", reference[:8])
         shown[f"{point.method} {flops:.2f}x" + (f" ({point.against})" if point.against else "")] = pictures[
             :8
         ]
@@ -229,17 +227,16 @@ def with_references(chosen: list[Point]) -> list[Point]:
 
 
 def draw_all(studio: Studio, chosen: list[Point], until: float) -> None:
-    """Batch by batch every point, until all are there or the time is up."""
-    for number, batch in enumerate(studio.batches(), 1):
-        for point in with_references(chosen):
-            if not studio.path(point, batch).is_file():
-                if time.monotonic() > until:
-                    return
-                studio.draw(point, batch)
-        print(
-            f"{studio.family}, {studio.pixels} px: {min(number * BATCH, len(studio.names))} prompts",
-            flush=True,
-        )
+    """Batch by batch, first the points that decide and then the others, until all are there or time is up."""
+    for some in ([p for p in chosen if p.decides], [p for p in chosen if not p.decides]):
+        for number, batch in enumerate(studio.batches(), 1):
+            for point in with_references(some):
+                if not studio.path(point, batch).is_file():
+                    if time.monotonic() > until:
+                        return
+                    studio.draw(point, batch)
+            drawn = min(number * BATCH, len(studio.names))
+            print(f"{studio.family}, {studio.pixels} px: {len(some)} methods, {drawn} prompts", flush=True)
 
 
 def parsed(text: str) -> dict:

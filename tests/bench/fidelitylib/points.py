@@ -13,7 +13,7 @@ from comfyui_toma.toma_core.settings import PRESETS, Settings
 STEPS = 20
 SIXTY_PERCENT = 12
 FEW = ((8, 6), (4, 3))  # runs that are short already, and what dropping steps makes of them
-CACHE = 0.1
+CACHE = 0.05
 OURS = ("quality", "balanced", "fast")
 # Ways to pick and merge that take our place in the blocks
 RIVALS = {
@@ -36,6 +36,11 @@ class Point:
     keys_and_values: float | None = None
     against: str = ""  # the method whose speed-up it was made to have
     skip_in_demo: int | None = None  # the demo models have fewer blocks than the real ones
+
+    @property
+    def decides(self) -> bool:
+        """Whether a preset stands or falls by it: drawn first."""
+        return self.method in (*OURS, "paper", "fewer steps")
 
     @property
     def choose(self) -> Callable | None:

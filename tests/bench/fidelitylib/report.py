@@ -35,7 +35,7 @@ def speckle(row: dict) -> float:
 
 def paired(ours: dict, other: dict, measure: str) -> tuple[float, float]:
     """Mean of ours - other over the prompts, and its standard error."""
-    apart = [a - b for a, b in zip(ours["each"][measure], other["each"][measure])]
+    apart = [a - b for a, b in zip(ours["each"][measure], other["each"][measure])]  # of the prompts both have
     return mean(apart), stdev(apart) / len(apart) ** 0.5 if len(apart) > 1 else float("nan")
 
 
@@ -66,7 +66,8 @@ def _findings(rows: list[dict]) -> list[str]:
             say(
                 lp < 0 < db,
                 f"{ours['method']} closer than {row['method']} at {row['speedup']:.2f}x: "
-                f"LPIPS {lp:+.4f} ± {lp_error:.4f}, PSNR {db:+.1f} ± {db_error:.1f} dB",
+                f"LPIPS {lp:+.4f} ± {lp_error:.4f}, PSNR {db:+.1f} ± {db_error:.1f} dB"
+                + (f" ({row['prompts']} prompts)" if row["prompts"] < ours["prompts"] else ""),
             )
     quality, balanced, fast = (find(name) for name in OURS)
     if quality and (paper := find("paper", "quality")):
@@ -143,6 +144,8 @@ def plot(rows: list[dict], path: Path) -> None:
                         textcoords="offset points",
                     )
         axes.set(xlabel="speed-up by FLOPs of the full-size model", title=title)
+        if measure == "lpips":
+            axes.set_yscale("log")
         axes.grid(alpha=0.3)
     both[0].legend(fontsize=7)
     about = rows[0]
