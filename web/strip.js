@@ -3,7 +3,8 @@ import { addElement, chain, growToFit, make, widgetOf } from "./dom.js";
 import { LEAVE, RESELECT, carries, scheduleOf, table } from "./schedule.js";
 import { say } from "./text.js";
 
-const CUSTOM = "custom", EXAMPLE_STEPS = 20, MOST_BARS = 200, LEAST_WIDTH = 320, STRIP_HEIGHT = 120, LIVE_HEIGHT = 220;
+const CUSTOM = "custom", EXAMPLE_STEPS = 20, MOST_STEPS = 10000, MOST_BARS = 200;
+const LEAST_WIDTH = 320, STRIP_HEIGHT = 120, LIVE_HEIGHT = 220;
 const FAMILY_NAMES = { unet: "SDXL", flux: "Flux" };
 const nodes = new Set();
 
@@ -93,7 +94,8 @@ function findSampler(node) {
     for (const found of reach) {
       seen.add(found);
       const value = (name) => Number(widgetOf(found, name)?.value);
-      const from = value("start_at_step") || 0, steps = Math.min(value("steps"), value("end_at_step") || Infinity) - from;
+      const from = value("start_at_step") || 0, until = Math.min(value("steps"), value("end_at_step") || Infinity);
+      const steps = Math.min(Math.trunc(until - from), MOST_STEPS); // a workflow file may say anything
       if (steps > 0) return { name: found.title || found.type, steps };
     }
   }
