@@ -6,7 +6,7 @@ The backend `eager` runs dynamo with all its graphs and guards and leaves out on
 import builders
 import pytest
 import torch
-from composing import small_sdxl
+from composing import far, small_sdxl
 
 RUN = {"width": 128, "height": 128, "cfg": 2.0}
 # Three steps a turn: one that runs unmerged and picks, two merged. The second turn must find all graphs made.
@@ -20,11 +20,11 @@ def models(comfy, tmp_path_factory):
     return {"flux": flux, "unet": small_sdxl()}
 
 
-def compiled(model):
+def compiled(model, backend: str = "eager"):
     from comfy_extras.nodes_torch_compile import TorchCompileModel
 
     node = TorchCompileModel
-    result = node.execute(model, "eager") if hasattr(node, "execute") else node().patch(model, "eager")
+    result = node.execute(model, backend) if hasattr(node, "execute") else node().patch(model, backend)
     return getattr(result, "result", result)[0]
 
 
@@ -87,3 +87,29 @@ def test_attention_only_on_flux_runs_uncompiled(models):
     patched = compiled(merged(models["flux"], **settings))
     assert torch.equal(expected, builders.sample(patched, **RUN, steps=2))
     assert patched.model_options["toma"].reports[-1].tokens
+
+
+@pytest.mark.slow
+def test_inductor(models, figure, tmp_path, monkeypatch):
+    """The node's own default: graphs become C++. A full step is the same up to rounding; after it, tokens that are
+    as good as each other may change places."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+
+    def sample(model) -> tuple[torch.Tensor, torch.Tensor]:
+        """After the first step, and the picture."""
+        made: list[torch.Tensor] = []
+        out = builders.sample(model, **RUN, steps=TURN, callback=lambda _, x0, *__: made.append(x0.clone()))
+        return made[0], out
+
+    model = models["flux"]
+    plain, expected = sample(model), sample(merged(model))
+    torch._dynamo.reset()
+    patched = compiled(merged(model), "inductor")
+    out = sample(patched)
+    made = list(tmp_path.rglob("*.so"))
+    report = patched.model_options["toma"].reports[-1]
+    assert made, "inductor compiled nothing"
+    assert report.tokens and all(after < before for before, after in report.tokens.values())
+    assert far(out[0], expected[0]) < 1e-4
+    assert far(out[1], expected[1]) < 0.25 * far(expected[1], plain[1])
+    figure("torch.compile, inductor, flux", f"{len(made)} libraries, merged, the same picture up to ties")
