@@ -68,6 +68,8 @@ def main(base: str, *hooks: str) -> None:
     from comfy_here import import_comfyui
 
     import_comfyui(Path(base))
+    # nodes.py puts comfy/ on the path, whose utils.py hides the folder utils; main.py imports that before.
+    sys.path[:] = [entry for entry in sys.path if Path(entry).name != "comfy"]
     import server  # noqa: F401 - as main.py has it before any pack
 
     found = {}
