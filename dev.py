@@ -60,6 +60,8 @@ BENCH_TOOLS = ["tomesd", "matplotlib"]  # a rival, and plots
 # Tests and demo work on small tensors: a second thread only waits, and on a busy machine it waits long.
 ONE_THREAD = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
 
+# The folders of tests that can tell one release of ComfyUI from another
+MEETS_COMFYUI = ("comfy", "nodes", "trust", "browser")
 # All tests: two processes, each with a server of its own if it needs one. tests/conftest.py makes the groups.
 TWO_AT_ONCE = ["-n", "2", "--dist", "loadgroup", "--no-loadscope-reorder"]
 
@@ -476,15 +478,21 @@ def test(options: argparse.Namespace, rest: list[str]) -> int:
 
 
 def run_pytest(environment: Environment, rest: list[str]) -> int:
-    named = [part for part in rest if not part.startswith("-") and Path(part.partition("::")[0]).exists()]
     # The checkout is a package, but the tests are no part of it: pytest is not to import it on its own.
-    command = ["-m", "pytest", f"--confcutdir={TESTS}", *rest, *([] if named else [*TWO_AT_ONCE, TESTS])]
+    command = ["-m", "pytest", f"--confcutdir={TESTS}", *rest]
+    command += [] if named_tests(rest) else [*TWO_AT_ONCE, TESTS]
     return environment.run(command, CHROMIUM=ensure_chromium(), **ONE_THREAD)
 
 
+def named_tests(rest: list) -> bool:
+    return any(Path(str(part).partition("::")[0]).exists() for part in rest if not str(part).startswith("-"))
+
+
 def test_every_release(options: argparse.Namespace, rest: list[str]) -> int:
+    """The tests that meet ComfyUI, on each release; the newest first, whose failures say most."""
     rows = []
-    for version in RELEASES:
+    rest = rest if named_tests(rest) else [*rest, *TWO_AT_ONCE, *(TESTS / name for name in MEETS_COMFYUI)]
+    for version in reversed(RELEASES):
         options.comfyui = version
         report = DEV / f"report-{version}.xml"
         report.unlink(missing_ok=True)
