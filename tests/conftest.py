@@ -105,6 +105,7 @@ def group(item) -> str:
     return item.path.relative_to(ROOT / "tests").as_posix()
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for the groups
 def pytest_collection_modifyitems(items):
     def place(item) -> tuple[int, bool]:
         of = group(item)

@@ -74,6 +74,13 @@ def test_findings_are_paired_and_say_what_was_missed(lib):
     assert "MISSED quality at 1.30x has 0.75 of paper's LPIPS" in text
 
 
+def test_rows_are_compared_over_the_prompts_they_share(lib):
+    many, few = row("quality", [0.1, 0.3, 0.8], [30.0, 31.0, 32.0]), row("paper", [0.2, 0.4], [29.0, 30.0])
+    left, right = lib["report"].over_same_prompts(many, few)
+    assert (left["prompts"], right["prompts"]) == (2, 2)
+    assert (left["lpips"], right["lpips"]) == (pytest.approx(0.2), pytest.approx(0.3))
+
+
 def test_readme_table_goes_between_its_markers(lib, tmp_path):
     report, path = lib["report"], tmp_path / "README.md"
     path.write_text("before\n<!-- fidelity -->\nold\n<!-- /fidelity -->\nafter\n", encoding="utf-8")
