@@ -74,7 +74,10 @@ class Watch:
         if hasattr(network, "double_blocks"):
             first, last = network.img_in, network.double_blocks[-1].img_attn.qkv
         else:
-            first, last = network.input_blocks[0][0], network.middle_block[1].transformer_blocks[-1].attn1.to_q
+            first, last = (
+                network.input_blocks[0][0],
+                network.middle_block[1].transformer_blocks[-1].attn1.to_q,
+            )
             tokens //= 4  # the middle of the UNet
         self.tokens, self.evaluations, self.merged = tokens, 0, 0
         self.hooks = [

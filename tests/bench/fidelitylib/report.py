@@ -112,7 +112,9 @@ def _findings(rows: list[dict]) -> list[str]:
             far = [root_error(row) for row in (alone, merged, both)]
             text = f"balanced on {first}: {kept:.2f}x on top of {alone['speedup']:.2f}x; LPIPS {both['lpips']:.4f} "
             text += f"of {alone['lpips']:.4f} + {merged['lpips']:.4f}, "
-            text += f"root mean square {far[2]:.4f} of {far[0]:.4f} + {far[1]:.4f} ({both['prompts']} prompts)"
+            text += (
+                f"root mean square {far[2]:.4f} of {far[0]:.4f} + {far[1]:.4f} ({both['prompts']} prompts)"
+            )
             below = both["lpips"] < alone["lpips"] + merged["lpips"] and far[2] < far[0] + far[1]
             say(below and kept >= 0.9 * merged["speedup"], text)
     return lines
