@@ -62,8 +62,8 @@ ONE_THREAD = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
 
 # The folders of tests that can tell one release of ComfyUI from another
 MEETS_COMFYUI = ("comfy", "nodes", "trust", "browser")
-# All tests: two processes, each with a server of its own if it needs one. tests/conftest.py makes the groups.
-TWO_AT_ONCE = ["-n", "2", "--dist", "loadgroup", "--no-loadscope-reorder"]
+# All tests: two processes that take one file after the other, in the order that tests/conftest.py gives.
+TWO_AT_ONCE = ["-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"]
 
 GIGABYTE = 1 << 30
 DISK_NEEDED = 6 * GIGABYTE

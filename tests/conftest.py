@@ -93,28 +93,19 @@ def figure():
     return figures.__setitem__
 
 
-# Files that take long come first, so that two processes end together; one short one between them,
-# because each process is handed two groups at the start.
-LONG_FIRST = ("server", "trust/test_composition.py", "unit/test_tiles.py", "trust/", "comfy/", "ground/")
+# Two processes take the files in this order: what takes long comes first, and what starts a browser is spread.
+ORDER = (
+    "browser/test_demo.py", "trust/test_composition.py", "browser/", "trust/test_faults.py", "trust/", "comfy/",
+    "ground/", "nodes/",
+)  # fmt: skip
 
 
-def group(item) -> str:
-    """What runs in one process: all that share the server, else the tests of one file."""
-    if {"server", "browser"} & set(item.fixturenames):
-        return "server"
-    return item.path.relative_to(ROOT / "tests").as_posix()
-
-
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for the groups
 def pytest_collection_modifyitems(items):
-    def place(item) -> tuple[int, bool]:
-        of = group(item)
-        order = next((i for i, part in enumerate(LONG_FIRST) if of.startswith(part)), len(LONG_FIRST))
-        return order, "browser" in item.fixturenames
+    def place(item) -> int:
+        name = item.path.relative_to(ROOT / "tests").as_posix()
+        return next((i for i, part in enumerate(ORDER) if name.startswith(part)), len(ORDER))
 
     items.sort(key=place)
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(group(item)))
 
 
 def pytest_runtest_logreport(report):
