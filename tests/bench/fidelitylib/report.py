@@ -139,6 +139,7 @@ def plot(rows: list[dict], path: Path) -> None:
     lines: dict[str, list[dict]] = {}
     for row in sorted(rows, key=lambda row: row["speedup"]):
         lines.setdefault(names.get(row["method"], row["method"]), []).append(row)
+    about = max(rows, key=lambda row: row["prompts"])
     figure, both = plt.subplots(1, 2, figsize=(11, 4.2))
     for axes, measure, title in zip(
         both, ("lpips", "psnr"), ("LPIPS (lower is closer)", "PSNR, dB (higher is closer)")
@@ -147,7 +148,9 @@ def plot(rows: list[dict], path: Path) -> None:
             style = {"lw": 2.6, "zorder": 3} if name == "ours" else {"lw": 1.2, "alpha": 0.8}
             error = [_standard_error(row["each"][measure]) for row in line]
             xs, ys = [row["speedup"] for row in line], [row[measure] for row in line]
-            axes.errorbar(xs, ys, yerr=error, marker="o", ms=4, capsize=2, label=name, **style)
+            count = min(row["prompts"] for row in line)
+            told = name if count == about["prompts"] else f"{name} ({count} prompts)"
+            axes.errorbar(xs, ys, yerr=error, marker="o", ms=4, capsize=2, label=told, **style)
             if name == "ours":
                 for x, y, row in zip(xs, ys, line):
                     axes.annotate(
@@ -162,7 +165,6 @@ def plot(rows: list[dict], path: Path) -> None:
             axes.set_yscale("log")
         axes.grid(alpha=0.3)
     both[0].legend(fontsize=7)
-    about = rows[0]
     figure.suptitle(
         f"Demo model of {MODELS[about['model']]}, {about['tokens']} tokens, {about['prompts']} prompts, {STEPS} steps",
         fontsize=10,
