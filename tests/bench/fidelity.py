@@ -275,6 +275,9 @@ def command_line() -> argparse.ArgumentParser:
     parser.add_argument("--only", nargs="*", help="methods whose name starts with one of these")
     parser.add_argument("--no-inception", action="store_true")
     parser.add_argument(
+        "--read", type=Path, nargs="+", metavar="FILE", help="rows of earlier --json files; draws nothing"
+    )
+    parser.add_argument(
         "--write", type=Path, metavar="README.md", help="put the table between its markers there"
     )
     return parser
@@ -282,6 +285,20 @@ def command_line() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> None:
     options = command_line().parse_args(argv)
+    rows = [row for path in options.read or [] for row in json.loads(path.read_text())["rows"]]
+    if not rows:
+        rows = measured(options)
+    findings = report.findings(rows)
+    print("\n".join(findings))
+    if options.json:
+        options.json.write_text(json.dumps({"rows": rows, "findings": findings}, indent=1))
+    if options.write:
+        report.write_table(rows, options.write)
+    print(f"Plots and contact sheets: {OUT.relative_to(TESTS.parent)}")
+
+
+def measured(options: argparse.Namespace) -> list[dict]:
+    """Draws what is missing, and measures it."""
     distances = Distances(DOWNLOADS, not options.no_inception)
     names = prompts(options.prompts or (4 if options.quick else 32), not options.tune)
     until = time.monotonic() + 60 * options.minutes
@@ -303,13 +320,7 @@ def main(argv: list[str] | None = None) -> None:
             if found and not options.tries:
                 report.sheet(shown, OUT / f"sheet-{family}-{pixels}.png")
                 report.plot(found, OUT / f"frontier-{family}-{pixels}.png")
-    findings = report.findings(rows)
-    print("\n".join(findings))
-    if options.json:
-        options.json.write_text(json.dumps({"rows": rows, "findings": findings}, indent=1))
-    if options.write:
-        report.write_table(rows, options.write)
-    print(f"Plots and contact sheets: {OUT.relative_to(TESTS.parent)}")
+    return rows
 
 
 if __name__ == "__main__":
