@@ -21,6 +21,8 @@ from .tiles import Tiles
 SELF = 2.0  # the similarity of a token to itself, see `similarity`
 CHANNELS = 512  # of half-precision features held in fp32 at a time
 HALVED = 64  # picks from which it pays to drop the settled tokens half-way
+LARGE = 2048  # tokens of a tile from which it pays to look only at what a pick has changed
+AFRESH = 128  # picks after which the gains of a large tile are added up anew, before rounding gathers
 
 
 @dataclass(frozen=True)
@@ -118,8 +120,12 @@ def greedy(similar: Tensor, picks: int) -> tuple[Tensor, Tensor]:
     Overwrites `similar`.
     """
     best = similar.flatten(0, 1)
-    half = picks // 2 if picks >= HALVED else picks
-    tokens, values = _pick(best, half)
+    large = best.shape[1] >= LARGE
+    half = picks // 2 if picks >= HALVED and not large else picks
+    if large:
+        tokens, values = map(torch.stack, zip(*(_pick_by_change(tile, picks) for tile in best), strict=True))
+    else:
+        tokens, values = _pick(best, half)
     if half < picks:
         best, rest = _settle(best, tokens[:, -1:], best.shape[1] - half)
         more, more_values = _pick(best, picks - half)
@@ -144,6 +150,29 @@ def _pick(best: Tensor, picks: int) -> tuple[Tensor, Tensor]:
         tokens.append(token)
         values.append(value)
     return torch.cat(tokens, -1), torch.cat(values, -1)
+
+
+def _pick_by_change(best: Tensor, picks: int) -> tuple[Tensor, Tensor]:
+    """`_pick` of one large tile, [n, n] -> [picks] both, that adds up anew only the tokens that have found a
+    better destination. The p-th pick improves about n / p of them, so all picks cost n^2 log n, not n^3. How
+    many they are the host has to know: this one waits for the device at each pick.
+    """
+    tokens, values = [], []
+    reached = best.new_full(
+        (best.shape[1],), -torch.inf
+    )  # the m of `_pick`; `best` has it up to the last sum
+    for pick in range(picks):
+        if pick % AFRESH == 0:
+            total = best.clamp_(min=reached).sum(-1)
+        value, token = total.max(-1, keepdim=True)
+        tokens.append(token)
+        values.append(value)
+        before, reached = reached, torch.maximum(reached, best.index_select(0, token).squeeze(0))
+        better = (reached > before).nonzero().squeeze(1)
+        columns = best.index_select(1, better).clamp_(min=before[better])  # [n, those]
+        total -= columns.sum(-1)
+        total += columns.clamp_(min=reached[better]).sum(-1)
+    return torch.cat(tokens), torch.cat(values)
 
 
 def _row(best: Tensor, token: Tensor) -> Tensor:

@@ -15,7 +15,10 @@ MODELS = {
         "Comfy-Org/flux1-kontext-dev_ComfyUI/resolve/main/split_files/diffusion_models/"
         "flux1-dev-kontext_fp8_scaled.safetensors",
     ),
-    "clip_l.safetensors": ("text_encoders", "comfyanonymous/flux_text_encoders/resolve/main/clip_l.safetensors"),
+    "clip_l.safetensors": (
+        "text_encoders",
+        "comfyanonymous/flux_text_encoders/resolve/main/clip_l.safetensors",
+    ),
     "t5xxl_fp16.safetensors": (
         "text_encoders",
         "comfyanonymous/flux_text_encoders/resolve/main/t5xxl_fp16.safetensors",
@@ -80,7 +83,9 @@ def sampler(id: str = "sample", x: float = SAMPLE, y: float = 0, **widgets) -> d
     return node(id, "KSampler", x, y, widgets={**fixed, "steps": 20, "cfg": 1, **widgets})
 
 
-def sampling(model: str, positive: str, negative: str, latent: str, id: str = "sample", slots=(0, 0, 0, 0)) -> list:
+def sampling(
+    model: str, positive: str, negative: str, latent: str, id: str = "sample", slots=(0, 0, 0, 0)
+) -> list:
     names = ("model", "positive", "negative", "latent_image")
     return [(a, slot, id, name) for a, slot, name in zip((model, positive, negative, latent), slots, names)]
 
@@ -115,7 +120,12 @@ Try the presets **quality**, **balanced** and **fast** on the same seed. Bypass 
         note(text), *SDXL_START, node("toma", "ToMA", PROMPT, 0, 340),
         sampler(steps=25, cfg=7, sampler_name="euler", scheduler="normal"), *end[0],
     ]  # fmt: skip
-    links = [*SDXL_LINKS, ("load", 0, "toma", "model"), *sampling("toma", "positive", "negative", "size"), *end[1]]
+    links = [
+        *SDXL_LINKS,
+        ("load", 0, "toma", "model"),
+        *sampling("toma", "positive", "negative", "size"),
+        *end[1],
+    ]
     return nodes, links
 
 
@@ -257,7 +267,9 @@ Other captions: **frog on yellow**, **robot on teal**, **pizza on black**."""
     start = [
         node("load", "ToMADemoLoader", LOAD, 0, widgets={"name": "flux"}),
         node("positive", "ToMADemoPrompt", LOAD, 180, widgets={"caption": "fox on blue"}, colour=GREEN),
-        node("negative", "ToMADemoPrompt", LOAD, 400, widgets={"caption": ""}, colour=RED, title="Empty prompt"),
+        node(
+            "negative", "ToMADemoPrompt", LOAD, 400, widgets={"caption": ""}, colour=RED, title="Empty prompt"
+        ),
         node("size", "ToMADemoLatent", LOAD, 620),
     ]
     nodes, links = comparison(start, [], ("load", 1), dict(steps=12, cfg=1, scheduler="simple"), -120)

@@ -60,7 +60,9 @@ def check_pictures_apart(models, name: str) -> None:
     from comfyui_toma.toma_core.settings import Settings
 
     patched = patch(models[name], Settings(ratio=0.5, skip_first_blocks=0, reselect_every=3), record=True)
-    noise = torch.randn(builders.empty_latent(models[name], batch=2).shape, generator=torch.Generator().manual_seed(2))
+    noise = torch.randn(
+        builders.empty_latent(models[name], batch=2).shape, generator=torch.Generator().manual_seed(2)
+    )
 
     def picks(latent: torch.Tensor) -> list[torch.Tensor]:
         builders.sample(patched, latent=latent, **{**SIZE, "steps": 2})

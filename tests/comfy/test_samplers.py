@@ -66,7 +66,16 @@ def test_schedules_of_ones_own(models, merged, sigmas):
     cond = builders.conditioning(model)
     outs = []
     for m in (model, merged(model, reselect_every=2)):
-        args = (m, noise, 1.0, comfy.samplers.sampler_object("euler"), torch.tensor(sigmas), cond, cond, latent)
+        args = (
+            m,
+            noise,
+            1.0,
+            comfy.samplers.sampler_object("euler"),
+            torch.tensor(sigmas),
+            cond,
+            cond,
+            latent,
+        )
         outs.append(comfy.sample.sample_custom(*args, disable_pbar=True, seed=1))
     assert torch.isfinite(outs[1]).all()
     assert (outs[1] - outs[0]).norm() < 0.5 * outs[0].norm()
@@ -77,7 +86,11 @@ def test_schedules_of_ones_own(models, merged, sigmas):
 @pytest.mark.parametrize("name", ["flux", "sdxl"])
 def test_half_precision(comfy, merged, tmp_path, name, dtype):
     """The blocks really run in half precision, and the merged result is that of fp32 within its rounding."""
-    model = builders.tiny_sdxl() if name == "sdxl" else builders.tiny_flux(tmp_path / "half.safetensors", hidden=128)
+    model = (
+        builders.tiny_sdxl()
+        if name == "sdxl"
+        else builders.tiny_flux(tmp_path / "half.safetensors", hidden=128)
+    )
     run = {"width": 128, "height": 128, "steps": 4, "cfg": 2.0}
     exact = builders.sample(merged(model), **run)
     model.model.diffusion_model.to(dtype)

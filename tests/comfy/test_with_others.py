@@ -135,7 +135,9 @@ def test_before_and_after(models, merged, name, other):
     assert (outs[0] - outs[1]).norm() <= 1e-4 * outs[0].norm(), "the order of the nodes matters"
     assert (outs[0] - with_other).norm() < 0.5 * with_other.norm()
     ours = outs[0] - builders.sample(merged(model), **RUN)
-    assert torch.nn.functional.cosine_similarity(ours.flatten(), effect.flatten(), dim=0) > 0.5, "its effect is gone"
+    assert torch.nn.functional.cosine_similarity(ours.flatten(), effect.flatten(), dim=0) > 0.5, (
+        "its effect is gone"
+    )
     assert torch.equal(plain, builders.sample(model, **RUN))
 
 
@@ -155,7 +157,9 @@ def test_controlnet_keeps_its_effect(models, merged, name):
     plain = builders.sample(model, **RUN)
     effect = builders.sample(model, positive=positive, negative=negative, **RUN) - plain
     patched = merged(model)
-    ours = builders.sample(patched, positive=positive, negative=negative, **RUN) - builders.sample(patched, **RUN)
+    ours = builders.sample(patched, positive=positive, negative=negative, **RUN) - builders.sample(
+        patched, **RUN
+    )
     assert effect.norm() > 1e-3 * plain.norm()
     assert torch.nn.functional.cosine_similarity(ours.flatten(), effect.flatten(), dim=0) > 0.5
 
@@ -180,7 +184,9 @@ def test_every_way_of_merging(models, merged, name, merge):
         return
     distances = []
     for ratio in (0.25, 0.75):
-        patched = merged(model, merge=merge, ratio=ratio, carry_detail=False, reweight_every=2, reselect_every=4)
+        patched = merged(
+            model, merge=merge, ratio=ratio, carry_detail=False, reweight_every=2, reselect_every=4
+        )
         out = builders.sample(patched, **RUN)
         distances.append(((out - before).norm() / before.norm()).item())
         told = report(patched)
@@ -198,7 +204,10 @@ def test_presets(models, name, family, preset):
     patched = patch(models[name], resolve(preset, family))
     out = builders.sample(patched, **{**RUN, "steps": 12})
     assert torch.isfinite(out).all()
-    if (preset, name) != ("paper", "flux"):  # the published 5 + 5 unmerged blocks are more than this model has
+    if (preset, name) != (
+        "paper",
+        "flux",
+    ):  # the published 5 + 5 unmerged blocks are more than this model has
         assert report(patched).tokens
 
 

@@ -4,6 +4,7 @@ from itertools import combinations
 
 import pytest
 import torch
+from comfyui_toma.toma_core import selection
 from comfyui_toma.toma_core.selection import _shares, keep_count, largest, select, similarity
 from comfyui_toma.toma_core.tiles import Tiles
 from hypothesis import given
@@ -76,6 +77,33 @@ def test_greedy_has_the_value_of_the_plain_one(n, k):
     ours = value(x[:, 0], select(x, k, whole(n)).index[:, 0])
     theirs = torch.stack([value(tile, torch.tensor(slow_greedy(tile, k))) for tile in x[:, 0]])
     assert torch.allclose(ours, theirs, rtol=1e-4)
+
+
+@pytest.mark.parametrize("afresh", [1, 7, 128])
+@pytest.mark.parametrize(
+    "tiles, ratio", [(whole(64), 0.5), (whole(256), 0.4), (whole(7), 0.0), (Tiles.of(17, 13, 8), 0.5)]
+)
+def test_a_large_tile_is_picked_as_a_small_one(tiles, ratio, afresh, monkeypatch):
+    torch.manual_seed(tiles.tokens)
+    x = tiles.split(torch.randn(2, tiles.tokens, 16) + torch.randn(2, 1, 16))
+    keep = keep_count(tiles.tokens, ratio)
+    small, gains = select(x, keep, tiles), selection.greedy(similarity(x, tiles), 3)[1]
+    monkeypatch.setattr(selection, "LARGE", 1)
+    monkeypatch.setattr(selection, "AFRESH", afresh)
+    large = select(x, keep, tiles)  # of two that gain the same, rounding decides
+    assert torch.allclose(image_values(x, large, tiles), image_values(x, small, tiles), rtol=1e-5)
+    assert torch.allclose(selection.greedy(similarity(x, tiles), 3)[1], gains, rtol=1e-4)
+
+
+def test_a_large_image_is_looked_at_by_change(monkeypatch):
+    """How much is read: the picks after the first improve ever fewer tokens."""
+    torch.manual_seed(0)
+    read, nonzero = [], Tensor.nonzero
+    monkeypatch.setattr(Tensor, "nonzero", lambda x: read.append(int(x.sum())) or nonzero(x))
+    n = selection.LARGE
+    picks = select(torch.randn(1, 1, n, 8), n // 4, whole(n)).index.flatten()
+    assert len(picks.unique()) == n // 4 == len(read)
+    assert read[0] == n and sum(read) < 16 * n
 
 
 @given(

@@ -41,7 +41,9 @@ class FluxFamily(Family):
         self.patch_size: int = network.patch_size
         self.reference_method: str = getattr(network.params, "default_ref_method", "offset")
         silu = getattr(network.params, "mlp_silu_act", False)
-        self.weights_per_token = 4 + network.params.mlp_ratio * (3 if silu else 2)  # of a block, in channels squared
+        self.weights_per_token = 4 + network.params.mlp_ratio * (
+            3 if silu else 2
+        )  # of a block, in channels squared
         if settings.merge is MergeWhere.ATTENTION and not _has_attention_patch(network):
             raise SettingsError(
                 "merge is 'attention only', which needs a newer ComfyUI on Flux. Set it to 'whole block'."
@@ -51,7 +53,10 @@ class FluxFamily(Family):
             skip = 0 if settings.carries else PUBLISHED_SKIP
         self.places = [
             Place(kind, kind, i, first=i == skip, last=i == depth - 1)
-            for kind, depth in (("double", len(network.double_blocks)), ("single", len(network.single_blocks)))
+            for kind, depth in (
+                ("double", len(network.double_blocks)),
+                ("single", len(network.single_blocks)),
+            )
             for i in range(depth)
         ]
         self.skip = skip
@@ -105,9 +110,15 @@ class FluxFamily(Family):
 
         def merged_args(tokens: Tensor, merge: Merge) -> dict:
             shorter = torch.cat((sequence[:, :start], tokens, sequence[:, stop:]), 1)
-            merged = {**args, "img": shorter, **uncompiled(_for_rows, call, place, merge, args, text, stop - start)}
+            merged = {
+                **args,
+                "img": shorter,
+                **uncompiled(_for_rows, call, place, merge, args, text, stop - start),
+            }
             if "txt" in args:
-                merged["txt"] = args["txt"].clone()  # blocks add to it in place; a second try needs the old one
+                merged["txt"] = args[
+                    "txt"
+                ].clone()  # blocks add to it in place; a second try needs the old one
             return merged
 
         def run_block(tokens: Tensor, merge: Merge | None) -> Tensor:
@@ -143,7 +154,9 @@ class FluxFamily(Family):
             call: Call = args["transformer_options"][KEY]
         return call.give_up(args, lambda args, _: _run(inner, args, extra))
 
-    def _attention_in(self, merged: dict, q: Tensor, k: Tensor, v: Tensor, pe, attn_mask, extra_options) -> dict:
+    def _attention_in(
+        self, merged: dict, q: Tensor, k: Tensor, v: Tensor, pe, attn_mask, extra_options
+    ) -> dict:
         """q, k, v [B, H, L, D] before attention: image tokens merged by the likeness of their keys."""
         call: Call | None = extra_options.get(KEY)
         place = merged.get((extra_options["block_type"], extra_options["block_index"]))
@@ -163,7 +176,9 @@ class FluxFamily(Family):
 
         try:
             merge = uncompiled(call.merge_for, place, keys, grid)
-            rest = uncompiled(_for_rows, call, place, merge, {"pe": pe, "attn_mask": attn_mask}, start, stop - start)
+            rest = uncompiled(
+                _for_rows, call, place, merge, {"pe": pe, "attn_mask": attn_mask}, start, stop - start
+            )
             changed = {"q": shorter(q), "k": shorter(k), "v": shorter(v), **rest}
         except RuntimeError as error:
             raise_unless_out_of_memory(error)
@@ -182,7 +197,9 @@ class FluxFamily(Family):
         end = start + merge.kept.shape[1]
 
         def whole() -> Tensor:
-            return torch.cat((attention[:, :start], merge.unmerge(attention[:, start:end]), attention[:, end:]), 1)
+            return torch.cat(
+                (attention[:, :start], merge.unmerge(attention[:, start:end]), attention[:, end:]), 1
+            )
 
         return ours(whole)
 

@@ -80,7 +80,9 @@ class Pick:
     sizes: Tensor  # [B, K] how many tokens each stands for
 
     def cpu(self) -> Pick:
-        return Pick(self.step, self.group, self.grid, self.kept.cpu(), self.assignment.cpu(), self.sizes.cpu())
+        return Pick(
+            self.step, self.group, self.grid, self.kept.cpu(), self.assignment.cpu(), self.sizes.cpu()
+        )
 
 
 @dataclass
@@ -159,7 +161,15 @@ class Run:
         self.started: float | None = None
 
     def apply_model(
-        self, executor, x, t, c_concat=None, c_crossattn=None, control=None, transformer_options=None, **inputs
+        self,
+        executor,
+        x,
+        t,
+        c_concat=None,
+        c_crossattn=None,
+        control=None,
+        transformer_options=None,
+        **inputs,
     ):
         """Wraps BaseModel.apply_model: prepares the call, runs the model, keeps what was renewed."""
         self.started = self.started or time.perf_counter()
@@ -173,7 +183,9 @@ class Run:
             sigma = float(options["sigmas"].flatten()[0])
             keys = self._keys(x, sigma, options)
             about = {"latent": tuple(x.shape[-2:]), "control": control is not None}
-            call = self._call(keys, step_of(sigma, self.sigmas), record=self.record or bool(self.listener), **about)
+            call = self._call(
+                keys, step_of(sigma, self.sigmas), record=self.record or bool(self.listener), **about
+            )
         options[KEY] = call
         inputs = as_a_call_of_its_own(executor.class_obj.diffusion_model, inputs)
         with room_for_graphs(self.family.compiles):
@@ -193,7 +205,9 @@ class Run:
             self.table = self.settings.schedule.table(max(1, len(self.sigmas) - 1))
             self.report.steps = len(self.table)
             if self.settings.carries and set(self.table) <= {Action.LEAVE, Action.RESELECT}:
-                self.because(f"of {len(self.table)} step(s) none is left to merge after the one that chooses tokens")
+                self.because(
+                    f"of {len(self.table)} step(s) none is left to merge after the one that chooses tokens"
+                )
         return None
 
     def _keys(self, x: Tensor, sigma: float, options: dict) -> list[Hashable]:

@@ -53,7 +53,9 @@ class UNetFamily(Family):
         for path, depth in _transformers(model.model.diffusion_model).items():
             for i in range(depth):
                 skipped = max(0, settings.skip_first_blocks - len(self.places) + i)
-                place = Place(path, path if settings.carries else "unet", i, first=i == skipped, last=i == depth - 1)
+                place = Place(
+                    path, path if settings.carries else "unet", i, first=i == skipped, last=i == depth - 1
+                )
                 self.places.append(place)
                 self.paths[place] = f"diffusion_model.{path}.transformer_blocks.{i}"
         self.merged = self.places[max(0, settings.skip_first_blocks) :]
@@ -129,7 +131,9 @@ class BlockSeam:
         if call.settings.merge is MergeWhere.BLOCK or call.action is Action.LEAVE:
 
             def run_block(tokens: Tensor, merge: Merge | None) -> Tensor:
-                options = transformer_options if merge is None else _whole_for_others(transformer_options, merge)
+                options = (
+                    transformer_options if merge is None else _whole_for_others(transformer_options, merge)
+                )
                 return self._original(tokens, context, options)
 
             return call.block(place, x, (height, width), run_block)
@@ -199,7 +203,9 @@ def _whole_for_others(options: dict, merge: Merge) -> dict:
     for layer in ("attn1", "attn2"):
         if _patched(options, layer):
             widen = _tokens_through(layer, partial(ours, merge.unmerge))
-            options = _around(options, layer, widen, lambda n, extra_options: ours(merge.merge, n), outermost=True)
+            options = _around(
+                options, layer, widen, lambda n, extra_options: ours(merge.merge, n), outermost=True
+            )
     middle = options.get("patches", {}).get("middle_patch")
     if middle:
 

@@ -69,7 +69,7 @@ def rivals(family: str) -> list[Method]:
         methods.hypertile(),
     ]
     if family == "unet":
-        found += [methods.hypertile(2), *(methods.tomesd_attention(ratio) for ratio in RATIOS)]
+        found += [methods.hypertile(2), methods.tomesd_attention(0.5)]
     return found
 
 
