@@ -209,6 +209,28 @@ def test_no_memory_around_blocks(bench, figure, monkeypatch, what):
     check_next_run(patched, fresh, alive, f"no memory for {what}", figure)
 
 
+def test_no_memory_to_note_picks(bench, figure, monkeypatch, caplog):
+    from comfyui_toma.toma_core.merge import Merge
+    from comfyui_toma.toma_core.patcher import patch as patch_model
+    from comfyui_toma.toma_core.settings import Settings
+
+    settings = Settings(reselect_every=2, skip_first_blocks=0)
+    patched = patch_model(bench.models["flux"], settings, record=True)
+    fresh, alive = fresh_run(patched)
+    with monkeypatch.context() as patch:
+        wrapper = Raise(OOM, 1, Merge.assignment)
+        patch.setattr(Merge, "assignment", lambda merge: wrapper(merge))
+        out = builders.sample(patched, **RUN)
+    report = patched.model_options["toma"].reports[-1]
+    assert torch.equal(out, fresh) and not report.unmerged_because
+    assert (
+        len({pick.step for pick in report.picks}) == RUN["steps"] // 2 - 1
+    )  # all but those of the first step
+    assert "no memory to note the picks of step 0" in caplog.text
+    del out, report
+    check_next_run(patched, fresh, alive, "no memory to note picks", figure)
+
+
 OOM_WORDS = [
     "MPS backend out of memory (MPS allocated: 9.00 GB, max allowed: 9.07 GB).",
     "[enforce fail at alloc_cpu.cpp:119] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to allocate",

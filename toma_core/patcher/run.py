@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from ..merge import Merge
 from ..schedule import Action, step_of
 from ..settings import Settings
 from .call import OUT_OF_MEMORY, Call, Grid, Kept, Place
@@ -268,12 +269,21 @@ class Run:
             if (call.step, group) in seen:
                 continue
             seen.add((call.step, group))
-            mine = merge.images(slot * size, (slot + 1) * size)
-            pick = Pick(call.step, group, grid, mine.kept, mine.assignment(), mine.sizes)
-            if self.record:
-                self.report.picks.append(pick)
-            if self.listener:
-                self.listener(pick)
+            try:
+                self._note_pick(call.step, group, grid, merge.images(slot * size, (slot + 1) * size))
+            except RuntimeError as error:
+                raise_unless_out_of_memory(error)
+                logging.warning(
+                    "ToMA: no memory to note the picks of step %d, they won't be shown", call.step
+                )
+                return
+
+    def _note_pick(self, step: int, group: str, grid: Grid, merge: Merge) -> None:
+        pick = Pick(step, group, grid, merge.kept, merge.assignment(), merge.sizes)
+        if self.record:
+            self.report.picks.append(pick)
+        if self.listener:
+            self.listener(pick)
 
     def because(self, reason: str) -> None:
         """Something was left unmerged: said once in the log, and in the report."""
