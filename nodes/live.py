@@ -66,9 +66,13 @@ def add_route() -> None:
     if server is None:
         return
     from aiohttp import web
+    from comfy.cli_args import args
 
     @server.routes.post("/toma/live")
     async def live(request: web.Request) -> web.Response:
+        # ComfyUI refuses other sites by itself; before 0.20 it overlooked those that don't say who they are.
+        if request.headers.get("Sec-Fetch-Site") == "cross-site" and not args.enable_cors_header:
+            return web.Response(status=403)
         try:
             await request.content.readexactly(LONGEST_WISH + 1)
             return web.Response(status=413, text=f"Takes at most {LONGEST_WISH} bytes.")

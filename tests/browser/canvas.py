@@ -14,6 +14,7 @@ BUILD = """async ({nodes, links, groups}) => {
   for (const spec of nodes) {
     const node = LiteGraph.createNode(spec.type);
     if (!node) throw new Error(`no node type ${spec.type}`);
+    node.pos = spec.pos ?? [0, 0];
     app.graph.add(node);
     node.pos = spec.pos ?? [0, 0];
     if (spec.title) node.title = spec.title;
@@ -57,9 +58,21 @@ QUEUE = """(press) => new Promise((resolve, reject) => {
   on("execution_success", () => resolve(null));
   on("execution_error", (e) => resolve(`${e.node_type}: ${e.exception_message}`));
   on("execution_interrupted", () => reject(new Error("interrupted")));
-  if (press) document.querySelector('[data-testid="queue-button"]').click();
-  else app.queuePrompt(0, 1).then((queued) => queued === false && reject(new Error("not queued")));
+  setTimeout(() => reject(new Error("no end of the run in three minutes")), 180_000);
+  const button = document.querySelector('button[data-testid="queue-button"], [data-testid="queue-button"] button');
+  if (press) button.click();
+  else app.queuePrompt(0, 1).then((queued) => {
+    // Some front ends say false of a prompt that they have queued: its events come all the same.
+    if (queued === false) setTimeout(() => reject(new Error("not queued")), 20_000);
+  });
 })"""
+
+EMPTY_SPOT = """() => {
+  for (const y of [500, 700, 300, 850, 600, 400])
+    for (const x of [800, 1000, 600, 1200, 400])
+      if (!document.elementFromPoint(x, y)?.closest("[data-node-id]")) return [x, y];
+  throw new Error("there are nodes everywhere");
+}"""
 
 
 class Canvas:
@@ -180,9 +193,10 @@ class Canvas:
         several, the last."""
         self.page.evaluate("() => { window.graphBefore = app.graph.nodes[0]; }")
         session = self.page.context.new_cdp_session(self.page)
+        x, y = self.page.evaluate(EMPTY_SPOT)  # some front ends give what falls on a node to the node
         data = {"items": [], "files": [str(path)], "dragOperationsMask": 1}
         for kind in ("dragEnter", "dragOver", "drop"):
-            session.send("Input.dispatchDragEvent", {"type": kind, "x": 800, "y": 500, "data": data})
+            session.send("Input.dispatchDragEvent", {"type": kind, "x": x, "y": y, "data": data})
         session.detach()
         self.page.wait_for_function(
             "() => app.graph.nodes.length && app.graph.nodes[0] !== window.graphBefore", timeout=20_000

@@ -62,7 +62,7 @@ def small_graph(canvas):
         {"id": "toma", "type": "ToMA", "pos": [300, 0]},
         {"id": "prompt", "type": "ToMADemoPrompt", "pos": [0, 250]},
         {"id": "size", "type": "ToMADemoLatent", "pos": [0, 450], "widgets": {"width": 64, "height": 64}},
-        {"id": "sample", "type": "KSampler", "pos": [700, 0], "widgets": {"steps": 12, "cfg": 1}},
+        {"id": "sample", "type": "KSampler", "pos": [900, 0], "widgets": {"steps": 12, "cfg": 1}},
     ]
     links = [
         ("load", 0, "toma", "model"), ("toma", 0, "sample", "model"), ("prompt", 0, "sample", "positive"),

@@ -196,7 +196,6 @@ def test_embedding_distance_with_each_encoder(pack, kind):
 def tiny_encoder(kind: str):
     """ComfyUI's own CLIP_VISION with a small random encoder."""
     import comfy.clip_vision
-    import comfy.image_encoders.dino3
 
     common = {
         "hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 128,
@@ -206,8 +205,11 @@ def tiny_encoder(kind: str):
     more = {
         "clip": {"model_type": "clip_vision_model", "projection_dim": 32},
         "dinov2": {"model_type": "dinov2", "use_swiglu_ffn": False},
-        "dinov3": {**comfy.image_encoders.dino3.DINOV3_VITH_CONFIG, **common, "patch_size": 14},
+        "dinov3": {},
     }[kind]
+    if kind == "dinov3":
+        dino3 = pytest.importorskip("comfy.image_encoders.dino3", reason="this release has no DINOv3")
+        more = {**dino3.DINOV3_VITH_CONFIG, **common, "patch_size": 14}
     import tempfile
 
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:

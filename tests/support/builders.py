@@ -133,8 +133,8 @@ def conditioning(model, seed: int = 1, batch: int = 1, tokens: int = TEXT_TOKENS
         batch, tokens, config.get("context_in_dim") or config["context_dim"], generator=generator
     )
     pooled_width = config.get("vec_in_dim") or (config.get("adm_in_channels") or 6 * 256) - 6 * 256
-    pooled = {"pooled_output": torch.randn(batch, pooled_width, generator=generator)} if pooled_width else {}
-    return [[text, {**pooled, **extra}]]
+    pooled = torch.randn(batch, pooled_width, generator=generator) if pooled_width else None
+    return [[text, {"pooled_output": pooled, **extra}]]
 
 
 def empty_latent(model, width: int = 128, height: int = 128, batch: int = 1) -> torch.Tensor:

@@ -13,6 +13,7 @@ NEEDS = (
     "comfy_api.latest:io.Schema.search_aliases",
     "comfy_api.latest:io.NumberDisplay",
     "comfy_api.latest:ui.PreviewImage",
+    "comfy.cli_args:args",
     "comfy.patcher_extension:WrappersMP.OUTER_SAMPLE",
     "comfy.patcher_extension:WrappersMP.APPLY_MODEL",
     "comfy.patcher_extension:CallbacksMP",

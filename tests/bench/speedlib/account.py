@@ -28,9 +28,10 @@ def rows(groups: list[Group], samples: dict) -> list[dict]:
             elif there:
                 found += _rows(group, method, measured)
         if group.scope.isdigit():
-            halves[int(group.scope)] = (group, measured)
-    if set(halves) == {640, 1280}:
-        found += _whole_unet(halves)
+            halves.setdefault((group.size, group.batch), {})[int(group.scope)] = (group, measured)
+    for both in halves.values():
+        if set(both) == {640, 1280}:
+            found += _whole_unet(both)
     for row in found:
         of_shorter(row, found)
     return found
@@ -103,7 +104,7 @@ def _whole_unet(halves: dict) -> list[dict]:
     made, group = [], halves[640][0]
     depth = {640: 10, 1280: 60}
     outside = fullsize.parts("unet", group.size)
-    outside = sum(flops for part, flops in outside.items() if not part.startswith("blocks"))
+    outside = group.batch * sum(flops for part, flops in outside.items() if not part.startswith("blocks"))
 
     def step(method: str, at: int = -1) -> list[float]:
         count = min(len(halves[c][1].get(method, [])) for c in depth)
@@ -142,7 +143,7 @@ def _convolutions(halves: dict, i: int) -> float:
         tokens = (group.latent_size[0] // 8) * (group.latent_size[1] // 8)
         none = measured["none"]
         seconds += none[min(i, len(none) - 1)][-1]["blocks"]["res block"][0]
-        flops += 36 * tokens * channels**2
+        flops += 36 * group.batch * tokens * channels**2
     return seconds / flops
 
 

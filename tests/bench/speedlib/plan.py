@@ -93,23 +93,26 @@ def _few(ratios: tuple[float, ...] = (0.1, 0.5)) -> list[Method]:
 
 def quick() -> list[Group]:
     """One block of each kind at real width and 1024 px: about 30 TFLOPs in three rounds."""
-    groups = []
     ours = [methods.none(), *(methods.toma(ratio) for ratio in RATIOS), *(methods.shorter(r) for r in RATIOS)]
     other = [methods.tomesd(0.5), methods.tomesd_attention(0.5), methods.todo()]
     nodes = [methods.tome_node(), methods.hypertile()]
     compared = [*ours, methods.paper("unet"), methods.carried(0.5), *other, *nodes]
-    for channels in (640, 1280):
-        build = partial(models.one_block_unet, channels)
-        groups.append(Group(f"SDXL block {channels}", "unet", build, str(channels), fullsize.FULL, compared))
+    groups = [_block(channels, fullsize.FULL, compared) for channels in PASSING]
     few = [methods.none(), methods.toma(0.5), methods.shorter(0.5), methods.toma(0.75), *nodes]
     build = partial(models.flux, 1, 1)
     return [*groups, Group("Flux 1+1 blocks", "flux", build, "model", fullsize.FULL, few, 1, 1, 1)]
 
 
+def _block(channels: int, size: fullsize.Size, compared: list[Method], batch: int = 1) -> Group:
+    name = _name(f"SDXL block {channels}", size, batch)
+    return Group(name, "unet", partial(models.one_block_unet, channels), str(channels), size, compared, batch)
+
+
 def full(memory: float) -> list[Group]:
     """The whole SDXL UNet, and as many Flux blocks as fit into `memory` bytes, at all sizes.
 
-    What matters most comes first."""
+    What matters most comes first. SDXL at other sizes is computed from one block of each kind before the whole
+    UNet is measured there, which takes long."""
     double, single = flux_blocks(memory)
     many, two = partial(models.flux, double, single), partial(models.flux, 1, 1)
 
@@ -126,9 +129,13 @@ def full(memory: float) -> list[Group]:
         Group(name, "flux", many, "model", at, _main(), 1, double, single),
         flux(at, [methods.none(), methods.toma(0.5), *_presets("flux"), *rivals("flux")]),
     ]
+    others = [(size, _few(), 1) for size in OTHER_SIZES]
+    others += [(small, [*_few(), methods.easycache()], 1), (at, _few(), 2), (big, _few((0.5,)), 1)]
+    for size, compared, batch in others:
+        without_cache = [method for method in compared if method.name != "EasyCache"]
+        groups += [_block(channels, size, without_cache, batch) for channels in PASSING]
     for one in (flux, sdxl):
-        groups += [one(size, _few()) for size in OTHER_SIZES]
-        groups += [one(small, [*_few(), methods.easycache()]), one(at, _few(), 2), one(big, _few((0.5,)))]
+        groups += [one(*other) for other in others]
     return groups
 
 
