@@ -93,13 +93,14 @@ def main() -> int:
     logging.disable(logging.WARNING)
     if options.clock == "cpu":
         torch.set_num_threads(1)
-    groups = plan.quick() if options.quick else plan.full(free_memory())
+    book = measure.Book(options.json, options.clock)
+    blocks = plan.flux_blocks(free_memory(), book.content["samples"])
+    groups = plan.quick() if options.quick else plan.full(blocks)
     if options.plan:
         show_plan(groups, options.rounds)
         return 0
     minutes = options.minutes or (QUICK_MINUTES if options.quick else None)
     until = STARTED + 60 * minutes if minutes else None
-    book = measure.Book(options.json, options.clock)
 
     def keep_account() -> None:
         book.content["rows"] = account.rows(groups, book.content["samples"])

@@ -20,18 +20,30 @@ def merged(model, **settings):
     return patch(model, Settings(**{"reselect_every": 2, "skip_first_blocks": 0, **settings}))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def only_new_objects(bench):
+    """What is there before is set aside: looking through all of it after each fault takes longer than the runs."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+def alive(*kinds: type) -> list[str]:
+    gc.collect()
+    return [type(o).__name__ for o in gc.get_objects() if issubclass(type(o), kinds)]
+
+
 def ours_alive() -> list[str]:
     from comfyui_toma.toma_core.merge import Merge
     from comfyui_toma.toma_core.patcher.call import Call, Kept
     from comfyui_toma.toma_core.patcher.run import Run
 
-    gc.collect()
-    return [type(o).__name__ for o in gc.get_objects() if isinstance(o, (Merge, Kept, Call, Run))]
+    return alive(Merge, Kept, Call, Run)
 
 
 def tensors_alive() -> int:
-    gc.collect()
-    return sum(isinstance(o, torch.Tensor) for o in gc.get_objects())
+    return len(alive(torch.Tensor))
 
 
 class Raise:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
-RELEASE = "0.30.0"  # requires-comfyui in pyproject.toml
+RELEASE = "0.16.3"  # requires-comfyui in pyproject.toml
 NEEDS = (
     "comfy_api.latest:ComfyExtension",
     "comfy_api.latest:io.ComfyNode",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
@@ -108,12 +109,12 @@ def _block(channels: int, size: fullsize.Size, compared: list[Method], batch: in
     return Group(name, "unet", partial(models.one_block_unet, channels), str(channels), size, compared, batch)
 
 
-def full(memory: float) -> list[Group]:
-    """The whole SDXL UNet, and as many Flux blocks as fit into `memory` bytes, at all sizes.
+def full(blocks: tuple[int, int]) -> list[Group]:
+    """The whole SDXL UNet, and so many double and single Flux blocks, at all sizes.
 
     What matters most comes first. SDXL at other sizes is computed from one block of each kind before the whole
     UNet is measured there, which takes long."""
-    double, single = flux_blocks(memory)
+    double, single = blocks
     many, two = partial(models.flux, double, single), partial(models.flux, 1, 1)
 
     def sdxl(size: fullsize.Size, compared: list[Method], batch: int = 1) -> Group:
@@ -139,8 +140,13 @@ def full(memory: float) -> list[Group]:
     return groups
 
 
-def flux_blocks(memory: float) -> tuple[int, int]:
-    """Twice as many single as double blocks, as in the model, with 3 GB left for the tokens."""
+def flux_blocks(memory: float, samples: Iterable[str] = ()) -> tuple[int, int]:
+    """Double and single blocks: as many as there are in groups measured earlier, else what fits into `memory`
+    bytes with 3 GB left for the tokens, twice as many single as double ones, as in the model."""
+    found = [re.match(r"Flux (\d+)\+(\d+) blocks", name) for name in samples]
+    earlier = max(((int(m[1]), int(m[2])) for m in found if m), default=(1, 1))
+    if earlier > (1, 1):
+        return earlier
     pairs = int((memory - 3e9) // (FLUX_BYTES["double"] + 2 * FLUX_BYTES["single"]))
     pairs = min(max(1, pairs), 6)
     return pairs, 2 * pairs
