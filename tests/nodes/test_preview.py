@@ -204,7 +204,11 @@ def tiny_encoder(kind: str):
     }  # fmt: skip
     more = {
         "clip": {"model_type": "clip_vision_model", "projection_dim": 32},
-        "dinov2": {"model_type": "dinov2", "use_swiglu_ffn": False},
+        "dinov2": {
+            "model_type": "dinov2",
+            "use_swiglu_ffn": False,
+            "image_size": 518,
+        },  # older releases know no other
         "dinov3": {},
     }[kind]
     if kind == "dinov3":
