@@ -1,4 +1,5 @@
-"""Two pictures: speed-up against ratio, and cost against resolution."""
+"""Two pictures: speed-up against ratio, and cost against resolution. Of rows alike, the first counts: what was
+measured comes before what was computed."""
 
 from __future__ import annotations
 
@@ -39,10 +40,10 @@ def draw(rows: list[dict], folder: Path, stem: str) -> list[Path]:
 def _by_ratio(axis, model: str, rows: list[dict]) -> bool:
     steps = [r for r in rows if r["part"] == "step" and r["size"] == "1024x1024" and r["batch"] == 1]
     for method, look in LOOKS.items():
-        points = sorted({r["ratio"]: r["speedup"] for r in steps if r["method"] == method}.items())
+        points = sorted({r["ratio"]: r["speedup"] for r in reversed(steps) if r["method"] == method}.items())
         if points:
             axis.plot(*zip((0.0, 1.0), *points), label=NAMES[method], **look)
-    ideals = sorted({r["ratio"]: r["ideal"] for r in steps if r["method"] == "toma"}.items())
+    ideals = sorted({r["ratio"]: r["ideal"] for r in reversed(steps) if r["method"] == "toma"}.items())
     if ideals:
         axis.plot(
             *zip((0.0, 1.0), *ideals),
@@ -70,7 +71,7 @@ def _by_resolution(axis, model: str, rows: list[dict]) -> bool:
     drawn = False
     for method, ratio in (("none", None), ("toma", 0.5), ("shorter", 0.5)):
         here = [r for r in square if r["method"] == method and r["ratio"] == ratio]
-        points = sorted({int(r["size"].split("x")[0]): r["seconds"] for r in here}.items())
+        points = sorted({int(r["size"].split("x")[0]): r["seconds"] for r in reversed(here)}.items())
         if len(points) > 1:
             label = "no node" if method == "none" else f"{NAMES[method]}, ratio {ratio}"
             axis.plot(*zip(*points), label=label, **LOOKS.get(method, {"color": "black", "marker": "^"}))
