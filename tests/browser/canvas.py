@@ -191,6 +191,16 @@ class Canvas:
     def drop(self, path: Path) -> dict[str, int]:
         """Drops a file on the canvas, through the browser's own drag and drop. The new ids by type: of
         several, the last."""
+        from playwright.sync_api import TimeoutError as TookTooLong
+
+        try:
+            self._drop(path, 10_000)
+        except TookTooLong:  # a page that is just restoring its last workflow may lose what falls on it
+            self._drop(path, 20_000)
+        self.page.wait_for_timeout(400)
+        return self.page.evaluate("() => Object.fromEntries(app.graph.nodes.map((n) => [n.type, n.id]))")
+
+    def _drop(self, path: Path, timeout: int) -> None:
         self.page.evaluate("() => { window.graphBefore = app.graph.nodes[0]; }")
         session = self.page.context.new_cdp_session(self.page)
         x, y = self.page.evaluate(EMPTY_SPOT)  # some front ends give what falls on a node to the node
@@ -199,10 +209,8 @@ class Canvas:
             session.send("Input.dispatchDragEvent", {"type": kind, "x": x, "y": y, "data": data})
         session.detach()
         self.page.wait_for_function(
-            "() => app.graph.nodes.length && app.graph.nodes[0] !== window.graphBefore", timeout=20_000
+            "() => app.graph.nodes.length && app.graph.nodes[0] !== window.graphBefore", timeout=timeout
         )
-        self.page.wait_for_timeout(400)
-        return self.page.evaluate("() => Object.fromEntries(app.graph.nodes.map((n) => [n.type, n.id]))")
 
     def wait_for_nodes(self, count: int) -> None:
         self.page.wait_for_function("(count) => app.graph.nodes.length === count", arg=count, timeout=20_000)
