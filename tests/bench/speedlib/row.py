@@ -141,7 +141,7 @@ def of_shorter(row: dict, found: list[dict]) -> None:
     """How near a method is to the same blocks on a plainly shorter sequence."""
     if row["method"] not in ("toma", "toma paper", "tomesd") or row["speedup"] is None:
         return
-    same = ("group", "part", "ratio")
+    same = ("group", "part", "size", "batch", "ratio")
     for other in found:
         if (
             other["method"] == "shorter"
