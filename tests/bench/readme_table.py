@@ -69,9 +69,10 @@ def presets(content: dict) -> str:
 
 def text(content: dict) -> str:
     about = content["about"]
-    bases = {r["model"]: r["basis"] for r in content["rows"] if r["part"] == "step" and r["method"] == "toma"}
-    how = "; ".join(f"{model} {basis}" for model, basis in bases.items())
-    machine = f"fp32 on a CPU ({about['cpu']}, {about['threads']} threads)"
+    bases = {model: dict.fromkeys(r["basis"] for r in steps(content["rows"], model)) for model in MODELS}
+    how = "; ".join(f"{model} {' or '.join(found)}" for model, found in bases.items() if found)
+    threads = "one thread" if about["threads"] == 1 else f"{about['threads']} threads"
+    machine = f"fp32 on a CPU ({about['cpu']}, {threads})"
     said = f"One step at 1024 px, SDPA, {machine}, random weights: {how}."
     return "\n\n".join(part for part in (said, table(content), presets(content)) if part)
 
