@@ -69,7 +69,10 @@ def presets(content: dict) -> str:
 
 def text(content: dict) -> str:
     about = content["about"]
-    bases = {model: dict.fromkeys(r["basis"] for r in steps(content["rows"], model)) for model in MODELS}
+    bases = {
+        model: dict.fromkeys(r["basis"] for r in steps(content["rows"], model) if r["speedup"])
+        for model in MODELS
+    }
     how = "; ".join(f"{model} {' or '.join(found)}" for model, found in bases.items() if found)
     threads = "one thread" if about["threads"] == 1 else f"{about['threads']} threads"
     machine = f"fp32 on a CPU ({about['cpu']}, {threads})"

@@ -66,7 +66,8 @@ def tiny_flux(path: Path, **options):
     import nodes
 
     path = tiny_flux_file(path, **options)
-    folder_paths.add_model_folder_path("diffusion_models", str(path.parent))
+    # first of all folders: another test may have a file of the same name in its own
+    folder_paths.add_model_folder_path("diffusion_models", str(path.parent), is_default=True)
     folder_paths.filename_list_cache.pop("diffusion_models", None)
     return nodes.UNETLoader().load_unet(path.name, "default")[0]
 
