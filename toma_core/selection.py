@@ -120,19 +120,23 @@ def greedy(similar: Tensor, picks: int) -> tuple[Tensor, Tensor]:
     Overwrites `similar`.
     """
     best = similar.flatten(0, 1)
-    large = best.shape[1] >= LARGE
-    half = picks // 2 if picks >= HALVED and not large else picks
-    if large:
+    if best.shape[1] >= LARGE:
         tokens, values = map(torch.stack, zip(*(_pick_by_change(tile, picks) for tile in best), strict=True))
     else:
-        tokens, values = _pick(best, half)
-    if half < picks:
-        best, rest = _settle(best, tokens[:, -1:], best.shape[1] - half)
-        more, more_values = _pick(best, picks - half)
-        tokens = torch.cat((tokens, rest.gather(1, more)), -1)
-        values = torch.cat((values, more_values + SELF * half), -1)
+        tokens, values = _pick_in_halves(best, picks)
     gains = values.diff(dim=-1, prepend=torch.zeros_like(values[:, :1]))
     return tokens.unflatten(0, similar.shape[:2]), gains.unflatten(0, similar.shape[:2])
+
+
+def _pick_in_halves(best: Tensor, picks: int) -> tuple[Tensor, Tensor]:
+    """`_pick`; of many picks the second half goes without the tokens that the first has settled."""
+    if picks < HALVED:
+        return _pick(best, picks)
+    half = picks // 2
+    tokens, values = _pick(best, half)
+    best, rest = _settle(best, tokens[:, -1:], best.shape[1] - half)
+    more, more_values = _pick(best, picks - half)
+    return torch.cat((tokens, rest.gather(1, more)), -1), torch.cat((values, more_values + SELF * half), -1)
 
 
 def _pick(best: Tensor, picks: int) -> tuple[Tensor, Tensor]:
@@ -158,9 +162,8 @@ def _pick_by_change(best: Tensor, picks: int) -> tuple[Tensor, Tensor]:
     many they are the host has to know: this one waits for the device at each pick.
     """
     tokens, values = [], []
-    reached = best.new_full(
-        (best.shape[1],), -torch.inf
-    )  # the m of `_pick`; `best` has it up to the last sum
+    # the m of `_pick`; `best` is kept up with it only where all is added up
+    reached = best.new_full((best.shape[1],), -torch.inf)
     for pick in range(picks):
         if pick % AFRESH == 0:
             total = best.clamp_(min=reached).sum(-1)

@@ -235,9 +235,8 @@ def test_no_memory_to_note_picks(bench, figure, monkeypatch, caplog):
         out = builders.sample(patched, **RUN)
     report = patched.model_options["toma"].reports[-1]
     assert torch.equal(out, fresh) and not report.unmerged_because
-    assert (
-        len({pick.step for pick in report.picks}) == RUN["steps"] // 2 - 1
-    )  # all but those of the first step
+    shown = {pick.step for pick in report.picks}
+    assert len(shown) == RUN["steps"] // 2 - 1, "all but those of the first step"
     assert "no memory to note the picks of step 0" in caplog.text
     del out, report
     check_next_run(patched, fresh, alive, "no memory to note picks", figure)

@@ -160,6 +160,7 @@ class Run:
         self.ran: set[int] = set()  # the steps whose blocks were run
         self.merged_blocks: set[tuple[str, int]] = set()
         self.started: float | None = None
+        self.missed_picks = False
 
     def apply_model(
         self,
@@ -273,9 +274,11 @@ class Run:
                 self._note_pick(call.step, group, grid, merge.images(slot * size, (slot + 1) * size))
             except RuntimeError as error:
                 raise_unless_out_of_memory(error)
-                logging.warning(
-                    "ToMA: no memory to note the picks of step %d, they won't be shown", call.step
-                )
+                if not self.missed_picks:
+                    logging.warning(
+                        "ToMA: no memory to note the picks of step %d: not all are shown", call.step
+                    )
+                self.missed_picks = True
                 return
 
     def _note_pick(self, step: int, group: str, grid: Grid, merge: Merge) -> None:
