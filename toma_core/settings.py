@@ -91,15 +91,16 @@ def _one_of(name: str, value: object, allowed, kind=None):
 
 
 _QUALITY = Settings(ratio=0.5, tile_size=4, reselect_every=2, reweight_every=2, end_percent=0.95)
-_BALANCED = Settings(ratio=0.75, tile_size=4, reselect_every=3, reweight_every=3, end_percent=0.9)
-_FAST = Settings(ratio=0.85, tile_size=4, reselect_every=3, reweight_every=3, end_percent=0.9)
+_BALANCED_UNET = Settings(ratio=0.75, tile_size=4, reselect_every=3, reweight_every=3, end_percent=0.9)
+_BALANCED_FLUX = Settings(ratio=0.85, tile_size=4, reselect_every=2, reweight_every=2, end_percent=0.95)
 _FAST_UNET = Settings(ratio=0.85, tile_size=4, reselect_every=4, reweight_every=4, end_percent=0.95)
+_FAST_FLUX = Settings(ratio=0.85, tile_size=4, reselect_every=3, reweight_every=3, end_percent=0.9)
 _PAPER = dict(ratio=0.5, merge=MergeWhere.LAYER, budget="equal", carry_detail=False)
 
 PRESETS: dict[str, dict[str, Settings]] = {
-    "balanced": {"unet": _BALANCED, "flux": _BALANCED},
+    "balanced": {"unet": _BALANCED_UNET, "flux": _BALANCED_FLUX},
     "quality": {"unet": _QUALITY, "flux": _QUALITY},
-    "fast": {"unet": _FAST_UNET, "flux": _FAST},
+    "fast": {"unet": _FAST_UNET, "flux": _FAST_FLUX},
     "paper": {
         "unet": Settings(reselect_every=10, reweight_every=5, skip_first_blocks=0, **_PAPER),
         "flux": Settings(reselect_every=1, reweight_every=1, skip_first_blocks=5, **_PAPER),
