@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..toma_core import quality
 from .pictures import check_pictures
-from .reports import reports_of
+from .reports import made_by, reports_of
 
 _DARK = (20, 22, 26)
 
@@ -65,8 +65,8 @@ class ToMACompare(io.ComfyNode):
             raise ValueError(f"{sizes}: only pictures of the same size and number can be compared.")
         psnr, ssim = quality.psnr(reference, image), quality.ssim(reference, image)
         distance = _distance(clip_vision, reference, image) if clip_vision is not None else nan
-        before = _seconds(reference_model, "reference_model")
-        after = _seconds(image_model, "image_model")
+        before = _seconds(reference_model, "reference_model", reference)
+        after = _seconds(image_model, "image_model", image)
         speedup = before / after if after else nan
         picture = _side_by_side(reference, image)
         text = _sentence(psnr, ssim, distance, before, after, speedup)
@@ -79,9 +79,11 @@ def _size(pictures: Tensor) -> str:
     return f"{count} of {width}x{height}"
 
 
-def _seconds(model, name: str) -> float:
-    """Seconds a step of the last run of a model, or nan without one."""
-    return reports_of(model, name)[-1].seconds_per_step if model is not None else nan
+def _seconds(model, name: str, pictures: Tensor) -> float:
+    """Seconds a step of the run of a model that made the pictures, or nan without a model."""
+    if model is None:
+        return nan
+    return made_by(reports_of(model, name), pictures, model).seconds_per_step
 
 
 def _distance(clip_vision, reference: Tensor, image: Tensor) -> float:

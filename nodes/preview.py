@@ -14,7 +14,7 @@ from torch import Tensor
 from ..toma_core import overlay
 from ..toma_core.patcher.run import Pick, Report
 from .pictures import check_pictures
-from .reports import reports_of
+from .reports import made_by, reports_of
 
 STYLES = ("kept tokens", "regions", "density")
 _NOT_RECORDED = (
@@ -67,10 +67,12 @@ class ToMAPreview(io.ComfyNode):
         images = check_pictures(images, "images")
         if style not in STYLES:
             raise ValueError(f"style is {style!r}: it takes one of {', '.join(STYLES)}.")
-        report, message = _report(reports_of(model, "model"), images)
+        report, message = _report(reports_of(model, "model"), images, model)
         if report.picks:
             pick = _pick(report, step, blocks)
             drawn = torch.stack([_draw(style, image, pick, i) for i, image in enumerate(images)])
+            if blocks not in ("", pick.group):
+                message = f"This run has no blocks {blocks!r}. {message}"
             message = f"{_count(pick)} {message}".strip()
         else:
             drawn = images * 0.35
@@ -79,11 +81,11 @@ class ToMAPreview(io.ComfyNode):
         return io.NodeOutput(drawn, f"{message}\n{report.sentence()}", ui={"toma": [page]})
 
 
-def _report(reports: list[Report], images: Tensor) -> tuple[Report, str]:
+def _report(reports: list[Report], images: Tensor, model) -> tuple[Report, str]:
     """The latest run that fits the pictures, and what is to be said of it."""
     fitting = [report for report in reports if report.picks and _fits(report.picks[0], images)]
     if fitting:
-        return fitting[-1], ""
+        return made_by(fitting, images, model), ""
     latest = reports[-1]
     if latest.picks:
         height, width = latest.picks[0].grid
@@ -102,11 +104,10 @@ def _fits(pick: Pick, images: Tensor) -> bool:
 
 
 def _pick(report: Report, step: int, blocks: str) -> Pick:
-    """The pick in force at a step counted from 1, or the first one if there was none yet."""
-    groups = list(dict.fromkeys(pick.group for pick in report.picks))
-    if blocks and blocks not in groups:
-        raise ValueError(f"blocks is {blocks!r}: this run has {', '.join(groups)}.")
-    picks = [pick for pick in report.picks if pick.group == (blocks or groups[0])]
+    """The pick in force at a step counted from 1, or the first one if there was none yet. Of another model or
+    size `blocks` may be left over: then those of the first group."""
+    groups = [pick.group for pick in report.picks]
+    picks = [pick for pick in report.picks if pick.group == (blocks if blocks in groups else groups[0])]
     until = [pick for pick in picks if not step or pick.step < step]
     return max(until or picks[:1], key=lambda pick: pick.step)
 
@@ -144,7 +145,7 @@ def _save(report: Report, message: str) -> dict:
         for pick in report.picks
     ]
     groups = list(dict.fromkeys(pick.group for pick in report.picks))
-    recorded = {"steps": report.steps, "actions": report.actions, "groups": groups, "picks": picks}
+    recorded = {"steps": report.steps, "actions": report.at_step, "groups": groups, "picks": picks}
     name = f"toma_{uuid.uuid4().hex}.json"
     folder = Path(folder_paths.get_temp_directory())
     folder.mkdir(parents=True, exist_ok=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from ..toma_core.patcher.run import KEY, Report
 
 
@@ -19,3 +21,12 @@ def reports_of(model, name: str) -> list[Report]:
             "made to this node."
         )
     return list(handle.reports)
+
+
+def made_by(reports: list[Report], pictures: Tensor, model) -> Report:
+    """The latest run whose latents decode to pictures [B, H, W, 3] of this size, for several samplers may have
+    used the model (a hi-res pass); the latest of all if none does, as when the pictures were scaled after."""
+    side = getattr(getattr(model.model, "latent_format", None), "spacial_downscale_ratio", 8)
+    size = tuple(pictures.shape[1:3])
+    fitting = [report for report in reports if tuple(side * part for part in report.latent) == size]
+    return (fitting or reports)[-1]

@@ -152,10 +152,17 @@ class ToMA(io.ComfyNode):
         return has_preview(running_prompt())
 
     @classmethod
-    def validate_inputs(cls, preset: str, start_percent: float, end_percent: float) -> bool | str:
-        """What two widgets say together is checked before anything runs."""
+    def validate_inputs(
+        cls, preset: str | None, start_percent: float | None, end_percent: float | None
+    ) -> bool | str:
+        """What two widgets say together is checked before anything runs. One that gets its value by a link
+        has none yet: None."""
+        if preset is None:
+            return True
+        known = {"start_percent": start_percent, "end_percent": end_percent}
+        known = {name: value for name, value in known.items() if value is not None}
         try:
-            resolve(preset, "unet", start_percent=start_percent, end_percent=end_percent)
+            resolve(preset, "unet", **known)
         except SettingsError as error:
             return str(error)
         return True

@@ -16,7 +16,9 @@ export async function tellServer(on = wanted()) {
   if (!api.clientId) return;
   told = api.clientId;
   const body = JSON.stringify({ client_id: api.clientId, on });
-  await api.fetchApi("/toma/live", { method: "POST", body, headers: { "Content-Type": "application/json" } });
+  const sent = { method: "POST", body, headers: { "Content-Type": "application/json" } };
+  // A server that is away forgets its pages: they tell it again when it is back.
+  await api.fetchApi("/toma/live", sent).catch((error) => console.warn(`ToMA: no live picks, ${error}`));
 }
 
 export function watchPicks() {

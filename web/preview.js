@@ -30,7 +30,7 @@ function buildView(node) {
   caption.setAttribute("aria-live", "polite");
   const controls = make("div", { className: "toma-controls" }, slider, groups, pictures);
   const root = make("div", { className: "toma toma-preview" }, stage, controls, legend, caption);
-  let data = null, images = [], picture = 0;
+  let data = null, images = [], picture = 0, loads = 0;
   drawScale(scale);
 
   const value = (name) => widgetOf(node, name)?.value;
@@ -94,8 +94,10 @@ function buildView(node) {
     draw,
     async load(output) {
       if (!output) return;
+      const load = ++loads;
       try {
         const [recorded, loaded] = await Promise.all([fetchPicks(output.picks), Promise.all(output.images.map(fetchImage))]);
+        if (load !== loads) return; // a newer one has overtaken it
         data = recorded;
         images = loaded;
         picture = Math.min(picture, images.length - 1);

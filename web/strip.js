@@ -73,14 +73,15 @@ function update(state) {
 function familyOf(node) {
   let loader = node;
   for (let hops = 0; hops < 30; hops++) {
-    const slot = loader.inputs?.findIndex((input) => input.type === "MODEL");
+    const passesOn = loader.type === "Reroute"; // takes anything
+    const slot = loader.inputs?.findIndex((input) => input.type === "MODEL" || passesOn);
     const next = slot >= 0 ? loader.getInputNode(slot) : null;
     if (!next) break;
     loader = next;
   }
   if (loader === node) return null;
   const words = [loader.type, ...(loader.widgets ?? []).map((widget) => widget.value)].join(" ").toLowerCase();
-  if (words.includes("flux")) return "flux";
+  if (/flux|chroma|kontext/.test(words)) return "flux";
   return /xl|sd[_ -]?1|v1-5|unet\b|pony|illustrious/.test(words) ? "unet" : null;
 }
 
@@ -150,7 +151,7 @@ function buildStrip() {
       const actions = merged ? table(scheduleOf(settings), steps) : new Array(steps).fill(LEAVE);
       const kinds = actions.map((action) => (action === RESELECT && full ? "full" : action));
       bars.replaceChildren(...kinds.slice(0, shown).map((kind) => bar(kind, settings.ratio)));
-      labels = kinds.map((kind, i) => say("step", { s: i + 1, n: steps, what: say(kind) }));
+      labels = kinds.slice(0, shown).map((kind, i) => say("step", { s: i + 1, n: steps, what: say(kind) }));
       numbers.replaceChildren(...stepNumbers(shown));
       legend.replaceChildren(...legendOf(kinds));
       const note = merged ? (guessed ? say("shownFor", { family: FAMILY_NAMES.unet }) : "") : say("off");

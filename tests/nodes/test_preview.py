@@ -87,8 +87,8 @@ def test_step_and_blocks_choose_the_pick(sampled):
     assert "chosen at step 3:" in preview(sampled, images)[1]
     for group in groups:
         assert f"Blocks {group}," in preview(sampled, images, blocks=group)[1]
-    with pytest.raises(ValueError, match=f"this run has .*{groups[0]}"):
-        preview(sampled, images, blocks="99x99")
+    text = preview(sampled, images, blocks="99x99")[1]  # left over from another size
+    assert f"Blocks {picks[0].group}," in text and "has no blocks '99x99'" in text
 
 
 def test_regions_drawn_are_the_regions_picked(pack):
@@ -160,6 +160,42 @@ def test_second_pass_is_told_from_the_first_by_its_shape(pack):
     for report, size in zip(reports, ((64, 64), (64, 128))):
         text = preview(model, torch.rand(1, *size, 3))[1]
         assert report.sentence() in text and "stretched" not in text
+
+
+def test_second_pass_is_told_from_the_first_by_its_size(pack):
+    import builders
+
+    model = merged(pack, builders.tiny_sdxl(), record=True, reselect_every=1)
+    for side in (64, 128):
+        builders.sample(model, side, side, steps=2)
+    small, large = model.model_options["toma"].reports
+    for report, side in ((small, 64), (large, 128), (large, 96)):  # 96: scaled after, so the latest
+        pictures = torch.rand(1, side, side, 3)
+        grid = "x".join(map(str, report.picks[0].grid))
+        assert f"Blocks {grid}," in preview(model, pictures)[1]
+        seconds = compare(pictures, pictures, reference_model=model, image_model=model).args[4]
+        assert seconds == report.seconds_per_step
+
+
+def test_page_knows_which_steps_were_left_out(pack):
+    """With a cache that answers at every other step, what happened has to stay at its step."""
+    import builders
+    import folder_paths
+    from comfy.patcher_extension import WrappersMP
+
+    model, seen = builders.tiny_sdxl().clone(), []
+
+    def every_other(executor, *args, **kwargs):
+        seen.append(seen[-1] if len(seen) % 2 else executor(*args, **kwargs))
+        return seen[-1]
+
+    model.add_wrapper_with_key(WrappersMP.DIFFUSION_MODEL, "cache", every_other)
+    model = merged(pack, model, record=True, reselect_every=2, end_percent=0.75)
+    builders.sample(model, 64, 64, steps=8, cfg=1.0)
+    _, _, page = preview(model, torch.rand(1, 64, 64, 3))
+    with open(folder_paths.get_temp_directory() + "/" + page["picks"]["filename"]) as file:
+        actions = json.load(file)["actions"]
+    assert actions == {"0": "RESELECT", "2": "REUSE", "4": "RESELECT", "6": "LEAVE", "7": "LEAVE"}
 
 
 def compare(*args, **inputs):

@@ -152,6 +152,39 @@ def test_prompts(bench, figure):
     figure("inputs tried in process", f"{COUNT['calls']}, each a clear message or a result")
 
 
+@pytest.mark.parametrize("linked", [("preset",), ("start_percent",), ("start_percent", "end_percent")])
+def test_values_that_come_by_a_link(bench, monkeypatch, linked):
+    """They have no value yet when ComfyUI validates the prompt."""
+    import execution
+
+    import nodes
+
+    def add_node(name: str, takes: dict, gives: str) -> None:
+        inputs = classmethod(lambda cls: {"required": takes})
+        about = {
+            "FUNCTION": "run",
+            "RETURN_TYPES": (gives,),
+            "INPUT_TYPES": inputs,
+            "OUTPUT_NODE": bool(takes),
+        }
+        monkeypatch.setitem(nodes.NODE_CLASS_MAPPINGS, name, type("Node", (), about))
+
+    kinds = {"model": "MODEL", "preset": "COMBO", "start_percent": "FLOAT", "end_percent": "FLOAT"}
+    chance = random.Random(3)
+    values = {key: right(spec, chance) for key, spec in widgets(schema("ToMA")).items()}
+    values |= {"preset": "custom", "start_percent": 0.2, "end_percent": 0.8}
+    values |= {key: [key, 0] for key in ("model", *linked)}
+    monkeypatch.setitem(nodes.NODE_CLASS_MAPPINGS, "ToMA", schema("ToMA"))
+    for key, kind in kinds.items():
+        add_node(f"Source of {key}", {}, kind)
+    add_node("Sampler", {"model": ("MODEL",)}, "LATENT")
+    graph = {key: {"class_type": f"Source of {key}", "inputs": {}} for key in kinds}
+    graph["toma"] = {"class_type": "ToMA", "inputs": values}
+    graph["sampler"] = {"class_type": "Sampler", "inputs": {"model": ["toma", 0]}}
+    valid, error, _, node_errors = finish(execution.validate_prompt("id", graph, None))
+    assert valid, (error, node_errors)
+
+
 SHAPES = st.tuples(st.integers(0, 3), st.integers(0, 40), st.integers(0, 40), st.integers(1, 5))
 
 

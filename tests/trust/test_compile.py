@@ -89,6 +89,24 @@ def test_attention_only_on_flux_runs_uncompiled(models):
     assert patched.model_options["toma"].reports[-1].tokens
 
 
+@pytest.mark.parametrize("name", ["flux", "unet"])
+def test_a_compiled_network_on_the_shared_model(models, name):
+    """Some packs compile the network by an object patch, which stays on the loaded model: ToMA knows the network
+    in it, from that patcher and from the loader's."""
+    model = models[name].clone()
+    network = torch.compile(model.get_model_object("diffusion_model"), backend="eager")
+    model.add_object_patch("diffusion_model", network)
+    expected = builders.sample(merged(models[name]), **RUN, steps=2)
+    first = merged(model)
+    out = builders.sample(first, **RUN, steps=2)
+    assert type(models[name].model.diffusion_model).__name__ == "OptimizedModule"
+    for source in (model, models[name]):
+        again = merged(source)
+        assert far(builders.sample(again, **RUN, steps=2), expected) < 1e-4
+        assert again.model_options["toma"].reports[-1].tokens
+    assert far(out, expected) < 1e-4
+
+
 @pytest.mark.slow
 def test_inductor(models, figure, tmp_path, monkeypatch):
     """The node's own default: graphs become C++. A full step is the same up to rounding; after it, tokens that are

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from ..settings import Settings
-from .run import KEY, Family, Handle, Listener, Run
+from .run import KEY, Family, Handle, Listener, Run, network_of, wait_for
 
 
 class UnsupportedModel(ValueError):
@@ -19,7 +19,7 @@ def family_of(model) -> type[Family]:
     from .flux import FluxFamily
     from .unet import UNetFamily
 
-    network = getattr(getattr(model, "model", None), "diffusion_model", None)
+    network = network_of(model)
     if network is None:
         raise UnsupportedModel(
             f"model is a {type(model).__name__}, not a diffusion model: connect the MODEL of a loader."
@@ -73,6 +73,7 @@ def _sample(new_run: Callable[[], Run], handle: Handle, executor: Callable, *arg
     finished = False
     try:
         out = executor(*args, **kwargs)
+        wait_for(out)
         finished = True
         return out
     finally:

@@ -24,19 +24,23 @@ from .memory import NoMemoryToMerge, raise_unless_out_of_memory
 # may then overwrite, as ComfyUI's Flux blocks do).
 RunBlock = Callable[[Tensor, "Merge | None"], Tensor]
 Grid = tuple[int, int]
+# Of a block: the picture's tokens before and after merging, those in the same sequence that are neither
+# picture nor text (reference latents), and the channels.
+Counted = tuple[Grid, int, int, int, int]
 OUT_OF_MEMORY = "merging ran out of memory"
 
 
 @dataclass(frozen=True)
 class Place:
     """Where a block stands. A span is a row of blocks that are merged alike, one after the other; all
-    blocks of one `share` and token grid use the same merge."""
+    blocks of one `share` and token grid use the same merge. A skipped one always works on all tokens."""
 
     span: str
     share: str
     index: int
     first: bool
     last: bool
+    skipped: bool = False
 
     def merge_name(self, grid: Grid) -> str:
         return f"{self.share} {grid[0]}x{grid[1]}"
@@ -107,15 +111,16 @@ class Call:
         # The step that picks runs unmerged and remembers; so does a span whose token grid is new.
         self.full = settings.carries and action is Action.RESELECT
         self.renewed: dict[str, bool] = {}
-        self.tokens: dict[tuple[str, int], tuple[Grid, int, int, int]] = {}
+        self.tokens: dict[tuple[str, int], Counted] = {}
         self.chosen: dict[str, tuple[Place, Grid, Merge]] = {}
         self.reasons: list[str] = []
         self.scratch: dict[str, object] = {}
+        self.beside = 0
 
     def block(self, place: Place, x: Tensor, grid: Grid, run_block: RunBlock) -> Tensor:
         """x [B, N, C] through one block, merged as the schedule says; may overwrite x."""
         self.count(place, grid, x, x.shape[1])
-        if self.action is Action.LEAVE:
+        if self.action is Action.LEAVE or place.skipped:
             return run_block(x, None)
         if self.full or (self.settings.carries and place.merge_name(grid) not in self.kept.merges):
             return self._full(place, x, grid, run_block)
@@ -136,7 +141,7 @@ class Call:
 
     def count(self, place: Place, grid: Grid, x: Tensor, after: int) -> None:
         """Notes how many tokens of x [B, N, C] this block works on."""
-        self.tokens[place.span, place.index] = (grid, x.shape[1], after, x.shape[2])
+        self.tokens[place.span, place.index] = (grid, x.shape[1], after, self.beside, x.shape[2])
 
     def give_up(self, x: Tensor, run_block: RunBlock) -> Tensor:
         """No memory for merging: the rest of this call runs unmerged, and nothing of it is kept."""
@@ -185,7 +190,7 @@ class Call:
         x = run_block(x, None)
         try:
             if name in added and (place.last or self.control):
-                added[name] += x
+                finite(added[name].add_(x))
             if place.last:
                 uncompiled(self._remember, place, added.get(name), x, grid)
         except RuntimeError as error:
@@ -214,12 +219,21 @@ class Call:
             change = out - tokens
             base = x
             if place.last and place.merge_name(grid) in self.kept.added_merged:
-                base = x + self.kept.added[place.merge_name(grid)]
+                base = finite(x + self.kept.added[place.merge_name(grid)])
                 change -= self.kept.added_merged[place.merge_name(grid)]
-            out = uncompiled(merge.residual, base, change)
+            out = finite(uncompiled(merge.residual, base, finite(change)))
             self.count(place, grid, x, tokens.shape[1])
             return out
         except RuntimeError as error:
             raise_unless_out_of_memory(error)
             out = tokens = change = base = None
         return self.give_up(x, run_block)
+
+
+def finite(x: Tensor) -> Tensor:
+    """x itself, in half precision with what overflowed at the largest number there is, as ComfyUI does it in
+    Flux's blocks: else a difference of two such numbers would be none."""
+    if x.dtype is not torch.float16:
+        return x
+    most = torch.finfo(x.dtype).max
+    return x.clamp_(-most, most)

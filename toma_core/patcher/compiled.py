@@ -68,8 +68,10 @@ def room_for_graphs(compile_blocks: bool) -> AbstractContextManager:
     import torch
     from torch._dynamo import config
 
-    if not compile_blocks:
+    if not compile_blocks and hasattr(torch.compiler, "set_stance"):  # from torch 2.6 on
         return torch.compiler.set_stance("force_eager")
+    if not compile_blocks:
+        return config.patch(disable=True)
     name = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"  # before torch 2.6
     return config.patch(**{name: max(64, getattr(config, name))})
 

@@ -16,10 +16,10 @@ from torch import Tensor
 from ..merge import Merge
 from ..schedule import Action
 from ..settings import MergeWhere, Settings, SettingsError
-from .call import Call, Grid, Place
+from .call import Call, Grid, Place, finite
 from .compiled import has_patches, keep_out_of_graphs, uncompiled
 from .memory import NoMemoryToMerge, ours, raise_unless_out_of_memory
-from .run import KEY, Family
+from .run import KEY, Family, network_of
 
 PUBLISHED_SKIP = 5
 
@@ -36,7 +36,7 @@ class FluxFamily(Family):
         return type(network) in (Flux, Chroma)
 
     def __init__(self, model, settings: Settings) -> None:
-        network = model.model.diffusion_model
+        network = network_of(model)
         self.settings = settings
         self.patch_size: int = network.patch_size
         self.reference_method: str = getattr(network.params, "default_ref_method", "offset")
@@ -52,27 +52,26 @@ class FluxFamily(Family):
         if skip < 0:
             skip = 0 if settings.carries else PUBLISHED_SKIP
         self.places = [
-            Place(kind, kind, i, first=i == skip, last=i == depth - 1)
+            Place(kind, kind, i, first=i == skip, last=i == depth - 1, skipped=i < skip)
             for kind, depth in (
                 ("double", len(network.double_blocks)),
                 ("single", len(network.single_blocks)),
             )
             for i in range(depth)
         ]
-        self.skip = skip
+        self.by_name = {(p.span, p.index): p for p in self.places}
         # These patches sit inside of the blocks, where nothing would tell a graph with them from one without.
         self.compiles = settings.merge is not MergeWhere.ATTENTION
 
     def install(self, options: dict) -> None:
-        keep_out_of_graphs(FluxFamily, Call, _run, ours)
-        merged = {(p.span, p.index): p for p in self.places if p.index >= self.skip}
+        keep_out_of_graphs(FluxFamily, Call, finite, _run, ours)
         if self.settings.merge is MergeWhere.ATTENTION:
             patches = options.setdefault("patches", {})
-            patches["attn1_patch"] = [*patches.get("attn1_patch", ()), partial(self._attention_in, merged)]
+            patches["attn1_patch"] = [*patches.get("attn1_patch", ()), self._attention_in]
             patches["attn1_output_patch"] = [self._attention_out, *patches.get("attn1_output_patch", ())]
         run_slot = self._attention_block if self.settings.merge is MergeWhere.ATTENTION else self._block
         slots = options.setdefault("patches_replace", {}).setdefault("dit", {})
-        for place in merged.values():
+        for place in self.places:
             slot = (f"{place.span}_block", place.index)
             slots[slot] = partial(run_slot, place, slots.get(slot))
 
@@ -87,10 +86,12 @@ class FluxFamily(Family):
     def label(self, place: Place, grid: Grid) -> str:
         return place.span
 
-    def block_flops(self, place: Place, before: int, after: int, channels: int, text: int) -> float:
+    def block_flops(
+        self, place: Place, before: int, after: int, channels: int, text: int, beside: int
+    ) -> float:
         linear = before if self.settings.merge is MergeWhere.ATTENTION else after
-        products = self.weights_per_token * (linear + text) * channels**2
-        return 2.0 * (products + 2 * (after + text) ** 2 * channels)
+        products = self.weights_per_token * (linear + text + beside) * channels**2
+        return 2.0 * (products + 2 * (after + text + beside) ** 2 * channels)
 
     def _grid(self, call: Call) -> Grid:
         height, width = call.latent
@@ -106,6 +107,7 @@ class FluxFamily(Family):
         text = args["txt"].shape[1] if place.span == "double" else options["img_slice"][0]
         start = 0 if place.span == "double" else text
         stop = start + prod(grid)
+        call.beside = sequence.shape[1] - stop
         result: dict = {}
 
         def merged_args(tokens: Tensor, merge: Merge) -> dict:
@@ -154,18 +156,17 @@ class FluxFamily(Family):
             call: Call = args["transformer_options"][KEY]
         return call.give_up(args, lambda args, _: _run(inner, args, extra))
 
-    def _attention_in(
-        self, merged: dict, q: Tensor, k: Tensor, v: Tensor, pe, attn_mask, extra_options
-    ) -> dict:
+    def _attention_in(self, q: Tensor, k: Tensor, v: Tensor, pe, attn_mask, extra_options) -> dict:
         """q, k, v [B, H, L, D] before attention: image tokens merged by the likeness of their keys."""
         call: Call | None = extra_options.get(KEY)
-        place = merged.get((extra_options["block_type"], extra_options["block_index"]))
-        if call is None or place is None:
+        if call is None:
             return {}
+        place = self.by_name[extra_options["block_type"], extra_options["block_index"]]
         grid, start = self._grid(call), extra_options["img_slice"][0]
         stop = start + prod(grid)
         keys = rearrange(k[:, :, start:stop], "b h n d -> b n (h d)")
-        if call.action is Action.LEAVE:
+        call.beside = k.shape[2] - stop
+        if call.action is Action.LEAVE or place.skipped:
             call.count(place, grid, keys, prod(grid))
             return {}
 

@@ -33,6 +33,24 @@ _WORDS = {
 }
 
 
+def network_of(model):
+    """The network of a ModelPatcher. Nodes that compile it as a whole leave theirs on the loaded model, where
+    the next patcher finds it: it holds the network that was there before. None if there is no network."""
+    network = getattr(getattr(model, "model", None), "diffusion_model", None)
+    return getattr(network, "_orig_mod", network)
+
+
+def wait_for(out: object) -> None:
+    """Returns when a sampled latent is really there: a device works on after the host has asked it to."""
+    if isinstance(out, Tensor) and out.numel():
+        out.flatten()[:1].cpu()
+
+
+def _in_training(x: Tensor) -> str | None:
+    """Training nodes sample with gradients, at each step another picture: there is nothing to carry on."""
+    return "the latent asks for gradients, as in training" if x.requires_grad else None
+
+
 class Family(ABC):
     """What a run has to know of a model's architecture."""
 
@@ -65,8 +83,11 @@ class Family(ABC):
         """The group under which a block's tokens are reported."""
 
     @abstractmethod
-    def block_flops(self, place: Place, before: int, after: int, channels: int, text: int) -> float:
-        """FLOPs of one block for one picture whose `before` tokens are merged to `after`."""
+    def block_flops(
+        self, place: Place, before: int, after: int, channels: int, text: int, beside: int
+    ) -> float:
+        """FLOPs of one block for one picture whose `before` tokens are merged to `after`, with `text` tokens
+        and `beside` others that are never merged."""
 
 
 @dataclass
@@ -94,7 +115,8 @@ class Report:
     settings: Settings
     blocks: int
     steps: int = 0
-    actions: list[str] = field(default_factory=list)
+    at_step: dict[int, str] = field(default_factory=dict)  # only of steps that were run
+    latent: Grid = (0, 0)
     blocks_merged: int = 0
     tokens: dict[str, tuple[int, int]] = field(default_factory=dict)
     unmerged_because: list[str] = field(default_factory=list)
@@ -107,8 +129,13 @@ class Report:
     picks: list[Pick] = field(default_factory=list)
 
     @property
+    def actions(self) -> list[str]:
+        """What the steps did that were run, in their order."""
+        return [self.at_step[step] for step in sorted(self.at_step)]
+
+    @property
     def seconds_per_step(self) -> float:
-        return self.seconds / max(1, self.steps)
+        return self.seconds / max(1, self.steps if self.finished else len(self.at_step))
 
     @property
     def flops_saved(self) -> float:
@@ -156,11 +183,11 @@ class Run:
         self.sigmas: list[float] = []
         self.kept: dict[Hashable, tuple[Kept, int]] = {}
         self.passes: dict[Hashable, tuple[float, int]] = {}
-        self.actions: dict[int, str] = {}
         self.ran: set[int] = set()  # the steps whose blocks were run
         self.merged_blocks: set[tuple[str, int]] = set()
         self.started: float | None = None
         self.missed_picks = False
+        self.unseen = 0  # calls in which no block came by
 
     def apply_model(
         self,
@@ -176,22 +203,25 @@ class Run:
         """Wraps BaseModel.apply_model: prepares the call, runs the model, keeps what was renewed."""
         self.started = self.started or time.perf_counter()
         options = dict(transformer_options or {})
-        why_not = self._begin(options) or self.family.why_not(x, options, inputs)
-        if why_not:
-            self.because(why_not)
-            keys, call = [], Call(self.settings, Action.LEAVE, Kept(0, 0, 0), latent=tuple(x.shape[-2:]))
-        else:
+        about = {"latent": tuple(x.shape[-2:]), "control": control is not None}
+        outside, step, keys = self._begin(options), 0, []
+        if not outside:
             # The one place where the host waits for the device: which step this is has to be known here.
             sigma = float(options["sigmas"].flatten()[0])
+            step = step_of(sigma, self.sigmas)
+        why_not = outside or _in_training(x) or self.family.why_not(x, options, inputs)
+        if why_not:
+            self.because(why_not)
+            call = Call(self.settings, Action.LEAVE, Kept(0, 0, 0), step, **about)
+        else:
             keys = self._keys(x, sigma, options)
-            about = {"latent": tuple(x.shape[-2:]), "control": control is not None}
-            call = self._call(
-                keys, step_of(sigma, self.sigmas), record=self.record or bool(self.listener), **about
-            )
+            call = self._call(keys, step, record=self.record or bool(self.listener), **about)
         options[KEY] = call
         inputs = as_a_call_of_its_own(executor.class_obj.diffusion_model, inputs)
         with room_for_graphs(self.family.compiles):
             out = executor(x, t, c_concat, c_crossattn, control, options, **inputs)
+        if not call.tokens:
+            self.unseen += 1
         if not call.tokens and call.action is not Action.LEAVE:
             return out  # a cache has answered in the place of the blocks
         self._keep(call, keys)
@@ -206,6 +236,10 @@ class Run:
             self.sigmas = options["sample_sigmas"].tolist()
             self.table = self.settings.schedule.table(max(1, len(self.sigmas) - 1))
             self.report.steps = len(self.table)
+            if all(place.skipped for place in self.family.places):
+                self.because(
+                    f"skip_first_blocks leaves none of the model's {len(self.family.places)} blocks to merge"
+                )
             if self.settings.carries and set(self.table) <= {Action.LEAVE, Action.RESELECT}:
                 self.because(
                     f"of {len(self.table)} step(s) none is left to merge after the one that chooses tokens"
@@ -247,6 +281,8 @@ class Run:
             leave.reasons.append(OUT_OF_MEMORY)
             return leave
         if kept is None or kept.selected_at < select_turn:
+            for key in keys:  # before the step that needs the most memory, not after it
+                self.kept.pop(key, None)
             return Call(self.settings, Action.RESELECT, Kept(len(keys), now, now), step, **about)
         if kept.weighed_at < turns[-1]:
             renewed = Kept(kept.chunks, kept.selected_at, now, dict(kept.merges))
@@ -267,7 +303,7 @@ class Run:
         seen = {(pick.step, pick.group) for pick in self.report.picks}
         for place, grid, merge in call.chosen.values():
             group, size = self.family.label(place, grid), len(merge.kept) // len(sides)
-            if (call.step, group) in seen:
+            if (call.step, group) in seen or len(merge.kept) % len(sides):  # another node has split the batch
                 continue
             seen.add((call.step, group))
             try:
@@ -298,11 +334,13 @@ class Run:
         report = self.report
         report.calls += 1
         self.ran.add(call.step)
-        self.actions.setdefault(call.step, call.action.name)
-        for where, (grid, before, after, channels) in call.tokens.items():
+        report.at_step.setdefault(call.step, call.action.name)
+        report.latent = call.latent
+        for where, (grid, before, after, beside, channels) in call.tokens.items():
             place = self.places[where]
-            report.flops_full += batch * self.family.block_flops(place, before, before, channels, text)
-            report.flops_run += batch * self.family.block_flops(place, before, after, channels, text)
+            others = channels, text, beside
+            report.flops_full += batch * self.family.block_flops(place, before, before, *others)
+            report.flops_run += batch * self.family.block_flops(place, before, after, *others)
             if after < before:
                 self.merged_blocks.add(where)
                 report.tokens[self.family.label(place, grid)] = (before, after)
@@ -311,7 +349,8 @@ class Run:
         """Drops all that was kept and gives the account of the run."""
         report = self.report
         report.seconds = time.perf_counter() - self.started if self.started else 0.0
-        report.actions = [self.actions[s] for s in sorted(self.actions)]
+        if self.unseen and not report.flops_full:
+            self.because("no block of the model came by: another node runs the model in a way of its own")
         report.blocks_merged = len(self.merged_blocks)
         report.attention = attention
         report.finished = finished

@@ -19,10 +19,10 @@ from torch import Tensor
 from ..merge import Merge
 from ..schedule import Action
 from ..settings import MergeWhere, Settings
-from .call import Call, Grid, Place
+from .call import Call, Grid, Place, finite
 from .compiled import has_patches, keep_out_of_graphs, uncompiled
 from .memory import ours, raise_unless_out_of_memory
-from .run import KEY, Family
+from .run import KEY, Family, network_of
 
 
 def _transformers(diffusion_model) -> dict[str, int]:
@@ -50,15 +50,13 @@ class UNetFamily(Family):
         self.settings = settings
         self.places = []
         self.paths: dict[Place, str] = {}
-        for path, depth in _transformers(model.model.diffusion_model).items():
+        for path, depth in _transformers(network_of(model)).items():
             for i in range(depth):
                 skipped = max(0, settings.skip_first_blocks - len(self.places) + i)
-                place = Place(
-                    path, path if settings.carries else "unet", i, first=i == skipped, last=i == depth - 1
-                )
+                share = path if settings.carries else "unet"
+                place = Place(path, share, i, first=i == skipped, last=i == depth - 1, skipped=i < skipped)
                 self.places.append(place)
                 self.paths[place] = f"diffusion_model.{path}.transformer_blocks.{i}"
-        self.merged = self.places[max(0, settings.skip_first_blocks) :]
 
     def apply(self, model) -> None:
         """Puts the seams on a patcher, which must be a clone."""
@@ -75,8 +73,8 @@ class UNetFamily(Family):
             model.object_patches.pop(f"{path}.ff.forward", None)
 
     def install(self, options: dict) -> None:
-        keep_out_of_graphs(BlockSeam, FeedForwardSeam, Call)
-        options[f"{KEY}_blocks"] = {self.paths[place]: place for place in self.merged}
+        keep_out_of_graphs(BlockSeam, FeedForwardSeam, Call, finite)
+        options[f"{KEY}_blocks"] = {self.paths[place]: place for place in self.places}
 
     def why_not(self, x: Tensor, options: dict, inputs: dict) -> str | None:
         return None if x.ndim == 4 else f"the latent has {x.ndim} dimensions instead of 4"
@@ -84,7 +82,9 @@ class UNetFamily(Family):
     def label(self, place: Place, grid: Grid) -> str:
         return f"{grid[0]}x{grid[1]}"
 
-    def block_flops(self, place: Place, before: int, after: int, channels: int, text: int) -> float:
+    def block_flops(
+        self, place: Place, before: int, after: int, channels: int, text: int, beside: int
+    ) -> float:
         rest = before if self.settings.merge is MergeWhere.ATTENTION else after
         self_attention = 4 * after * channels**2 + 2 * after**2 * channels
         cross_attention = 2 * (rest + text) * channels**2 + 2 * rest * text * channels
@@ -128,7 +128,7 @@ class BlockSeam:
         if place is None:
             return self._original(x, context, transformer_options)
         height, width = transformer_options["activations_shape"][2:]
-        if call.settings.merge is MergeWhere.BLOCK or call.action is Action.LEAVE:
+        if call.settings.merge is MergeWhere.BLOCK or call.action is Action.LEAVE or place.skipped:
 
             def run_block(tokens: Tensor, merge: Merge | None) -> Tensor:
                 options = (
