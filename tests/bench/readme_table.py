@@ -67,6 +67,31 @@ def presets(content: dict) -> str:
     return "\n".join(lines) if runs else ""
 
 
+def sizes(content: dict) -> str:
+    """Ratio 0.5 from small to large, and in batches."""
+    found: dict[tuple[str, int], dict[str, dict]] = {}
+    for row in content["rows"]:
+        if (row["part"], row["method"], row["ratio"]) == ("step", "toma", 0.5):
+            found.setdefault((row["size"], row["batch"]), {}).setdefault(row["model"], row)
+    lines = ["| ratio 0.5 at | SDXL | Flux |", "|---|---|---|"]
+    for size, batch in sorted(found, key=lambda key: (_pixels(key[0]), key[1])):
+        rows = [found[size, batch].get(model) for model in MODELS]
+        cells = [
+            f"{row['speedup']:.2f}x (ideal {row['ideal']:.2f}x{_basis(row)})" if row else "" for row in rows
+        ]
+        lines.append(f"| {size}{f', batch {batch}' if batch > 1 else ''} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _pixels(size: str) -> int:
+    width, height = map(int, size.split("x"))
+    return width * height
+
+
+def _basis(row: dict) -> str:
+    return "" if row["basis"] == "measured" else f"; {row['basis']}"
+
+
 def text(content: dict) -> str:
     about = content["about"]
     bases = {
@@ -77,7 +102,7 @@ def text(content: dict) -> str:
     threads = "one thread" if about["threads"] == 1 else f"{about['threads']} threads"
     machine = f"fp32 on a CPU ({about['cpu']}, {threads})"
     said = f"One step at 1024 px, SDPA, {machine}, random weights: {how}."
-    return "\n\n".join(part for part in (said, table(content), presets(content)) if part)
+    return "\n\n".join(part for part in (said, table(content), presets(content), sizes(content)) if part)
 
 
 def written(readme: str, made: str) -> str:
