@@ -290,6 +290,10 @@ def main(argv: list[str] | None = None) -> None:
     rows = [row for path in options.read or [] for row in json.loads(path.read_text())["rows"]]
     if not rows:
         rows = measured(options)
+    if not options.tries:
+        for family, tokens in dict.fromkeys((row["model"], row["tokens"]) for row in rows):
+            here = [row for row in rows if (row["model"], row["tokens"]) == (family, tokens)]
+            report.plot(here, OUT / f"frontier-{family}-{tokens}-tokens.png")
     findings = report.findings(rows)
     print("\n".join(findings))
     if options.json:
@@ -321,7 +325,6 @@ def measured(options: argparse.Namespace) -> list[dict]:
             report.print_table(found)
             if found and not options.tries:
                 report.sheet(shown, OUT / f"sheet-{family}-{pixels}.png")
-                report.plot(found, OUT / f"frontier-{family}-{pixels}.png")
     return rows
 
 

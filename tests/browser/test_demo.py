@@ -85,8 +85,11 @@ def test_dots_on_the_page_are_the_tokens_it_counts(canvas, renderer, ran):
 
 def test_picks_came_while_sampling(canvas, renderer, ran):
     """That they come at most four times a second: tests/nodes/test_live.py, with a clock of its own."""
+    from comfyui_toma.toma_core.settings import PRESETS
+
     picks = canvas.page.evaluate("() => window.tomaPicks")
-    assert {len(pick["kept"]) for pick in picks} == {256}, "a quarter of 32 x 32 tokens"
+    kept = round((1 - PRESETS["balanced"]["flux"].ratio) * 32 * 32)
+    assert {len(pick["kept"]) for pick in picks} == {kept}
     assert len({pick["node"] for pick in picks}) == 1
     live = canvas.page.evaluate(
         """() => app.graph.nodes.filter((n) => n.type === "ToMA").map((n) =>

@@ -96,7 +96,9 @@ def _findings(rows: list[dict]) -> list[str]:
         )
     if balanced:
         added = speckle(balanced) - 1
-        say(added <= 2, f"balanced adds {added:.2f} times the unmerged speckle ({added + 1:.2f} times in all)")
+        say(
+            added <= 2, f"balanced adds {added:.2f} times the unmerged speckle ({added + 1:.2f} times in all)"
+        )
     for short, dropped in FEW:
         merged, fewer = find("short run", "", short), find("short run, fewer steps", "", short)
         if merged and fewer:
@@ -137,7 +139,7 @@ def plot(rows: list[dict], path: Path) -> None:
 
     rows = [row for row in rows if row["of_steps"] == STEPS and "balanced on" not in row["method"]]
     names = {"toma at 1.15x": "ours", **dict.fromkeys(OURS, "ours"), "60 % of the steps": "fewer steps"}
-    lines: dict[str, list[dict]] = {}
+    lines: dict[str, list[dict]] = {"ours": []}
     for row in sorted(rows, key=lambda row: row["speedup"]):
         lines.setdefault(names.get(row["method"], row["method"]), []).append(row)
     about = max(rows, key=lambda row: row["prompts"])
@@ -145,7 +147,7 @@ def plot(rows: list[dict], path: Path) -> None:
     for axes, measure, title in zip(
         both, ("lpips", "psnr"), ("LPIPS (lower is closer)", "PSNR, dB (higher is closer)")
     ):
-        for name, line in lines.items():
+        for name, line in filter(lambda item: item[1], lines.items()):
             style = {"lw": 2.6, "zorder": 3} if name == "ours" else {"lw": 1.2, "alpha": 0.8}
             error = [_standard_error(row["each"][measure]) for row in line]
             xs, ys = [row["speedup"] for row in line], [row[measure] for row in line]
