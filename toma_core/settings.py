@@ -90,9 +90,9 @@ def _one_of(name: str, value: object, allowed, kind=None):
     return kind(value) if kind else value
 
 
-_QUALITY = Settings(ratio=0.5, tile_size=4, reselect_every=2, reweight_every=2, end_percent=0.95)
+_QUALITY = Settings(ratio=0.5, tile_size=4, reselect_every=2, reweight_every=2, end_percent=0.9)
 _BALANCED_UNET = Settings(ratio=0.75, tile_size=4, reselect_every=3, reweight_every=3, end_percent=0.9)
-_BALANCED_FLUX = Settings(ratio=0.85, tile_size=4, reselect_every=2, reweight_every=2, end_percent=0.95)
+_BALANCED_FLUX = Settings(ratio=0.85, tile_size=4, reselect_every=2, reweight_every=2, end_percent=0.9)
 _FAST_UNET = Settings(ratio=0.85, tile_size=4, reselect_every=4, reweight_every=4, end_percent=0.95)
 _FAST_FLUX = Settings(ratio=0.85, tile_size=4, reselect_every=3, reweight_every=3, end_percent=0.9)
 _PAPER = dict(ratio=0.5, merge=MergeWhere.LAYER, budget="equal", carry_detail=False)
