@@ -59,7 +59,6 @@ class FluxFamily(Family):
             )
             for i in range(depth)
         ]
-        self.by_name = {(p.span, p.index): p for p in self.places}
         # These patches sit inside of the blocks, where nothing would tell a graph with them from one without.
         self.compiles = settings.merge is not MergeWhere.ATTENTION
 

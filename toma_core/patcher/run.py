@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from torch import Tensor
 
@@ -40,12 +41,6 @@ def network_of(model):
     return getattr(network, "_orig_mod", network)
 
 
-def wait_for(out: object) -> None:
-    """Returns when a sampled latent is really there: a device works on after the host has asked it to."""
-    if isinstance(out, Tensor) and out.numel():
-        out.flatten()[:1].cpu()
-
-
 def _in_training(x: Tensor) -> str | None:
     """Training nodes sample with gradients, at each step another picture: there is nothing to carry on."""
     return "the latent asks for gradients, as in training" if x.requires_grad else None
@@ -58,6 +53,11 @@ class Family(ABC):
     description: str
     places: list[Place]
     compiles: bool = True  # whether torch.compile may have the blocks
+
+    @cached_property
+    def by_name(self) -> dict[tuple[str, int], Place]:
+        """The places by span and index."""
+        return {(place.span, place.index): place for place in self.places}
 
     @staticmethod
     @abstractmethod
@@ -178,16 +178,13 @@ class Run:
         self.record = record
         self.listener = listener
         self.report = Report(family.name, settings, blocks=len(family.places))
-        self.places = {(p.span, p.index): p for p in family.places}
         self.table: list[Action] = []
         self.sigmas: list[float] = []
         self.kept: dict[Hashable, tuple[Kept, int]] = {}
         self.passes: dict[Hashable, tuple[float, int]] = {}
-        self.ran: set[int] = set()  # the steps whose blocks were run
         self.merged_blocks: set[tuple[str, int]] = set()
         self.started: float | None = None
         self.missed_picks = False
-        self.unseen = 0  # calls in which no block came by
 
     def apply_model(
         self,
@@ -220,8 +217,6 @@ class Run:
         inputs = as_a_call_of_its_own(executor.class_obj.diffusion_model, inputs)
         with room_for_graphs(self.family.compiles):
             out = executor(x, t, c_concat, c_crossattn, control, options, **inputs)
-        if not call.tokens:
-            self.unseen += 1
         if not call.tokens and call.action is not Action.LEAVE:
             return out  # a cache has answered in the place of the blocks
         self._keep(call, keys)
@@ -270,7 +265,7 @@ class Run:
         leave = Call(self.settings, Action.LEAVE, Kept(0, 0, 0), step, **about)
         if self.table[step] is Action.LEAVE or self.settings.ratio == 0:
             return leave
-        now = max(self.table.index(Action.RESELECT), sum(before < step for before in self.ran))
+        now = max(self.table.index(Action.RESELECT), sum(before < step for before in self.report.at_step))
         turns = [s for s in range(now + 1) if self.table[s] in (Action.RESELECT, Action.REWEIGHT)]
         select_turn = max(s for s in turns if self.table[s] is Action.RESELECT)
         parts = [self.kept[k] for k in keys if k in self.kept]
@@ -333,11 +328,10 @@ class Run:
     def _count(self, call: Call, batch: int, text: int) -> None:
         report = self.report
         report.calls += 1
-        self.ran.add(call.step)
         report.at_step.setdefault(call.step, call.action.name)
         report.latent = call.latent
         for where, (grid, before, after, beside, channels) in call.tokens.items():
-            place = self.places[where]
+            place = self.family.by_name[where]
             others = channels, text, beside
             report.flops_full += batch * self.family.block_flops(place, before, before, *others)
             report.flops_run += batch * self.family.block_flops(place, before, after, *others)
@@ -349,7 +343,7 @@ class Run:
         """Drops all that was kept and gives the account of the run."""
         report = self.report
         report.seconds = time.perf_counter() - self.started if self.started else 0.0
-        if self.unseen and not report.flops_full:
+        if finished and self.started and not report.flops_full:
             self.because("no block of the model came by: another node runs the model in a way of its own")
         report.blocks_merged = len(self.merged_blocks)
         report.attention = attention
