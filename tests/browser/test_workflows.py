@@ -46,18 +46,26 @@ def test_loads_by_drop(canvas, renderer, path):
     same_graph(canvas, path)
 
 
-@pytest.mark.parametrize(("pack", "path"), SHIPPED, ids=NAMES)
-def test_loads_from_templates(canvas, renderer, pack, path):
+def load_template(canvas, pack: str, name: str) -> None:
     page = canvas.page
     page.get_by_role("button", name="Templates").first.click()
     dialog = page.get_by_role("dialog").first
     dialog.get_by_text(pack, exact=True).first.click()
-    page.get_by_test_id(f"template-workflow-{path.stem}").click()
+    page.get_by_test_id(f"template-workflow-{name}").click()
     dialog.wait_for(state="hidden")
+
+
+@pytest.mark.parametrize(("pack", "path"), SHIPPED, ids=NAMES)
+def test_loads_from_templates(canvas, pack, path):
+    load_template(canvas, pack, path.stem)
     same_graph(canvas, path)
-    if path.stem == "sdxl":
-        canvas.frame()
-        canvas.screenshot(f"template-sdxl-{renderer}")
+
+
+def test_template_in_both_renderers(canvas, renderer):
+    load_template(canvas, "ComfyUI-ToMA", "sdxl")
+    same_graph(canvas, ROOT / "workflows" / "sdxl.json")
+    canvas.frame()
+    canvas.screenshot(f"template-sdxl-{renderer}")
 
 
 def test_deep_link_and_reload_of_a_saved_file(canvas, server, tmp_path):
