@@ -274,7 +274,9 @@ def command_line() -> argparse.ArgumentParser:
     parser.add_argument(
         "--try", dest="tries", action="append", metavar="ratio=0.5,...", help="only these settings"
     )
-    parser.add_argument("--only", nargs="*", help="methods whose name starts with one of these")
+    parser.add_argument(
+        "--only", nargs="*", help="methods whose name starts so; 'paper fast' is paper as fast as fast"
+    )
     parser.add_argument("--no-inception", action="store_true")
     parser.add_argument(
         "--read", type=Path, nargs="+", metavar="FILE", help="rows of earlier --json files; draws nothing"
@@ -318,7 +320,7 @@ def measured(options: argparse.Namespace) -> list[dict]:
             if options.tries:
                 chosen = [Point("try " + text, Settings(**parsed(text))) for text in options.tries]
             if options.only:
-                chosen = [p for p in chosen if p.method.startswith(tuple(options.only))]
+                chosen = [p for p in chosen if f"{p.method} {p.against}".startswith(tuple(options.only))]
             draw_all(studio, chosen, until)
             found, shown = rows_of(studio, chosen, distances)
             rows += found

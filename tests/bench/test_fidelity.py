@@ -28,8 +28,10 @@ def lib(comfy):
 def test_rivals_have_the_speed_of_the_preset_they_stand_against(lib, family):
     points = lib["points"]
     found = points.points(family)
-    presets = {p.method: points.speedup(family, p.settings) for p in found if p.method in points.OURS}
-    assert set(presets) == set(points.OURS)
+    curve = (*points.OURS, *points.ENDS)
+    presets = {p.method: points.speedup(family, p.settings) for p in found if p.method in curve}
+    assert set(presets) == set(curve)
+    assert [presets[name] for name in points.ENDS] == pytest.approx([1.15, 2.0], abs=0.01)
     against = [p for p in found if p.against in presets]
     assert {p.method for p in against} == {"paper", *points.RIVALS}
     for point in against:

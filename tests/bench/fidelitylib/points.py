@@ -15,6 +15,7 @@ SIXTY_PERCENT = 12
 FEW = ((8, 6), (4, 3))  # runs that are short already, and what dropping steps makes of them
 CACHE = 0.02  # the gentlest that skips anything on the demo Flux; its default is 0.2
 OURS = ("quality", "balanced", "fast")
+ENDS = ("toma at 1.15x", "toma at 2x")  # of the curve that the presets lie on
 # Ways to pick and merge that take our place in the blocks
 RIVALS = {
     "tomesd": rivals.tomesd_matching,
@@ -107,8 +108,11 @@ def _every_step(ratio: float = 0.5) -> Settings:
 def points(family: str, quick: bool = False) -> list[Point]:
     """All of them, the most telling first. Speed-ups are matched on the full-size model."""
     presets = {name: PRESETS[name][family] for name in OURS}
-    speeds = {name: speedup(family, settings) for name, settings in presets.items()}
-    slow = at_speed(family, replace(presets["quality"], ratio=0.3), 1.15)
+    seldom = presets["fast"].reselect_every + 1
+    fastest = replace(presets["fast"], reselect_every=seldom, reweight_every=seldom)
+    ends = at_speed(family, presets["quality"], 1.15), at_speed(family, fastest, 2.0)
+    ours = presets | dict(zip(ENDS, ends))
+    speeds = {name: speedup(family, settings) for name, settings in ours.items()}
     skip = 1 if family == "flux" else None
 
     def paper(wanted: float, against: str) -> Point:
@@ -138,8 +142,7 @@ def points(family: str, quick: bool = False) -> list[Point]:
     found.append(Point("balanced on 60 % of the steps", presets["balanced"], SIXTY_PERCENT))
     found.append(Point("easycache", cache=CACHE))
     found.append(Point("balanced on easycache", presets["balanced"], cache=CACHE))
-    found += [rival(name, against) for against in ("fast", "quality") for name in RIVALS]
-    found.append(Point("toma at 1.15x", slow))
-    found.append(paper(1.15, "toma at 1.15x"))
+    found += [Point(name, ours[name]) for name in ENDS] + [paper(speeds[name], name) for name in ENDS]
+    found += [rival(name, against) for against in ("fast", "quality", *ENDS) for name in RIVALS]
     found.append(Point("keys and values", keys_and_values=0.75))
     return found

@@ -10,7 +10,7 @@ import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from .points import CACHE, FEW, OURS, STEPS
+from .points import CACHE, ENDS, FEW, OURS, STEPS
 
 __all__ = ["mean", "median", "print_table", "findings", "plot", "sheet", "write_table"]
 
@@ -138,7 +138,7 @@ def plot(rows: list[dict], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     rows = [row for row in rows if row["of_steps"] == STEPS and "balanced on" not in row["method"]]
-    names = {"toma at 1.15x": "ours", **dict.fromkeys(OURS, "ours"), "60 % of the steps": "fewer steps"}
+    names = {**dict.fromkeys((*OURS, *ENDS), "ours"), "60 % of the steps": "fewer steps"}
     lines: dict[str, list[dict]] = {"ours": []}
     for row in sorted(rows, key=lambda row: row["speedup"]):
         lines.setdefault(names.get(row["method"], row["method"]), []).append(row)
