@@ -155,6 +155,56 @@ def ours_alive() -> list[str]:
     return [type(o).__name__ for o in gc.get_objects() if isinstance(o, (Merge, Kept, Call, Run))]
 
 
+def in_windows(model, turns):
+    """The pictures of a batch as frames that are shown one by one, the way AnimateDiff-Evolved goes about it and says
+    so: at the nth step in the order turns(n), each frame under the name that it has there."""
+    steps = iter(range(10**6))
+
+    def windows(apply_model, arguments):
+        x, out = arguments["input"], [None] * len(arguments["input"])
+        for frame, name in turns(next(steps)):
+            c = {
+                key: value[frame : frame + 1]
+                for key, value in arguments["c"].items()
+                if torch.is_tensor(value)
+            }
+            c["transformer_options"] = arguments["c"]["transformer_options"] | {
+                "ad_params": {"sub_idxs": [name]}
+            }
+            one = slice(frame, frame + 1)
+            out[frame] = apply_model(x[one], arguments["timestep"][one], **c)
+        return torch.cat(out)
+
+    model = model.clone()
+    model.set_model_unet_function_wrapper(windows)
+    return model
+
+
+FRAMES = {**SIZE, "cfg": 1.0, "batch": 2, "steps": 6}
+
+
+@pytest.mark.parametrize("name", ["flux", "sdxl"])
+def test_frames_shown_in_another_order_keep_their_own(models, merged, name):
+    """At each second step the windows come in the other order."""
+    in_turn = in_windows(models[name], lambda n: [(0, 0), (1, 1)])
+    changing = in_windows(models[name], lambda n: [(0, 0), (1, 1)][:: -1 if n % 2 else 1])
+    patched = merged(changing)
+    assert torch.equal(builders.sample(merged(in_turn), **FRAMES), builders.sample(patched, **FRAMES))
+    assert report(patched).tokens
+
+
+def test_windows_that_slide_on_do_not_pile_up(models, merged):
+    """None is ever seen again: what they left is dropped with the next turn to choose."""
+    from comfyui_toma.toma_core.patcher.call import Kept
+
+    patched = merged(in_windows(models["flux"], lambda n: [(0, 2 * n), (1, 2 * n + 1)]), reselect_every=2)
+    alive: list[int] = []
+    gc.collect()
+    count = lambda *_: alive.append(sum(type(o) is Kept for o in gc.get_objects()))  # noqa: E731
+    builders.sample(patched, **FRAMES, callback=count)
+    assert len(alive) == FRAMES["steps"] and 2 <= max(alive) <= 4, alive
+
+
 @pytest.mark.parametrize("name", ["flux", "sdxl"])
 def test_nothing_is_left_behind(models, merged, name):
     """After a run all it kept is freed, and the shared model is as it was."""

@@ -41,6 +41,13 @@ def network_of(model):
     return getattr(network, "_orig_mod", network)
 
 
+def _frames(options: dict) -> tuple | None:
+    """What a sliding window shows of a longer latent: ComfyUI's own, or AnimateDiff-Evolved's."""
+    window = options.get("context_window")
+    shown = window.index_list if window is not None else (options.get("ad_params") or {}).get("sub_idxs")
+    return tuple(shown) if shown is not None else None
+
+
 def _in_training(x: Tensor) -> str | None:
     """Training nodes sample with gradients, at each step another picture: there is nothing to carry on."""
     return "the latent asks for gradients, as in training" if x.requires_grad else None
@@ -247,9 +254,7 @@ class Run:
         Guidance nodes (PAG, SLG) evaluate a prompt a second time at one sigma, with blocks changed: that
         pass is told from the first, so that neither takes what belongs to the other.
         """
-        uuids = options.get("uuids") or [None]
-        window = options.get("context_window")
-        frames = tuple(window.index_list) if window is not None else None
+        uuids, frames = options.get("uuids") or [None], _frames(options)
         keys = []
         for uuid in uuids:
             chunk = (uuid, x.shape[0] // len(uuids), *x.shape[1:], x.dtype, x.device, frames)
@@ -268,6 +273,7 @@ class Run:
         now = max(self.table.index(Action.RESELECT), sum(before < step for before in self.report.at_step))
         turns = [s for s in range(now + 1) if self.table[s] in (Action.RESELECT, Action.REWEIGHT)]
         select_turn = max(s for s in turns if self.table[s] is Action.RESELECT)
+        self._drop_before(select_turn)
         parts = [self.kept[k] for k in keys if k in self.kept]
         try:
             kept = Kept.gather(parts) if len(parts) == len(keys) else None
@@ -275,14 +281,19 @@ class Run:
             raise_unless_out_of_memory(error)
             leave.reasons.append(OUT_OF_MEMORY)
             return leave
-        if kept is None or kept.selected_at < select_turn:
-            for key in keys:  # before the step that needs the most memory, not after it
-                self.kept.pop(key, None)
+        if kept is None:
             return Call(self.settings, Action.RESELECT, Kept(len(keys), now, now), step, **about)
         if kept.weighed_at < turns[-1]:
             renewed = Kept(kept.chunks, kept.selected_at, now, dict(kept.merges))
             return Call(self.settings, Action.REWEIGHT, renewed, step, **about)
         return Call(self.settings, Action.REUSE, kept, step, **about)
+
+    def _drop_before(self, turn: int) -> None:
+        """What no call can use any more goes before the step that needs the most memory, not after it. Windows that
+        slide on, and are never seen again, don't pile up so."""
+        for key, (kept, _) in list(self.kept.items()):  # a copy: with several devices there are other threads
+            if kept.selected_at < turn:
+                self.kept.pop(key, None)
 
     def _keep(self, call: Call, keys: Sequence[Hashable]) -> None:
         if call.action is not Action.LEAVE:
