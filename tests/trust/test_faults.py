@@ -194,7 +194,7 @@ SEAMS = {
     "flux, arguments of a block": ("toma_core.patcher.flux", "ours", 1),
     "flux, text and image together": ("toma_core.patcher.flux", "ours", 4),  # after two double blocks
     "sdxl, tokens for another node": ("toma_core.patcher.unet", "ours", 1),
-    "sdxl, batches together": ("toma_core.patcher.call.Kept", "gather", 2),
+    "sdxl, batches together": ("toma_core.patcher.call.Kept", "gather", 1),
 }
 
 
