@@ -1,18 +1,18 @@
 """What else one could do, for the fidelity benchmark: other ways to pick and merge, placed where ours are.
 
-Each rival replaces the choice of the merge (select and weigh) in our own blocks, so that everything else is
-equal; keys-and-values merging and the cache come as patches of their own.
+Each rival takes the place of select and weigh in our own blocks; what it is compared under (how often, carrying or
+not) are the settings of its point. Keys-and-values merging and the cache come as patches of their own.
 """
 
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from comfyui_toma.toma_core.merge import Merge, weigh
 from comfyui_toma.toma_core.patcher import call as patched_call
-from comfyui_toma.toma_core.selection import Destinations
+from comfyui_toma.toma_core.selection import Destinations, select
 from comfyui_toma.toma_core.tiles import Tiles
 from einops import rearrange
 from torch import Tensor
@@ -33,19 +33,19 @@ def chosen_by(choose):
 
 
 def random_picks(features: Tensor, keep: int, tiles: Tiles) -> Merge:
-    b, t, n, _ = features.shape
-    index = torch.rand(b, t, n).argsort(-1)[..., : keep // t]
-    return weigh(features, Destinations(index, keep // t * t), tiles)
+    shares = select(features, keep, tiles)  # as many in each tile as ours
+    index = torch.rand(features.shape[:3]).argsort(-1)[..., : shares.index.shape[-1]]
+    return weigh(features, replace(shares, index=index), tiles)
 
 
 def regular_picks(features: Tensor, keep: int, tiles: Tiles) -> Merge:
     """Every n-th token along a checkered walk of the tile."""
-    b, t, n, _ = features.shape
+    shares, n = select(features, keep, tiles), features.shape[2]
     side = round(n**0.5)
     walk = torch.arange(n).view(side, side)
     walk = torch.stack([row.roll(i % 2) for i, row in enumerate(walk)]).flatten()
-    index = walk[torch.linspace(0, n - 1, keep // t).round().long()]
-    return weigh(features, Destinations(index.expand(b, t, -1).contiguous(), keep // t * t), tiles)
+    index = walk[torch.linspace(0, n - 1, shares.index.shape[-1]).round().long()]
+    return weigh(features, replace(shares, index=index.expand_as(shares.index).contiguous()), tiles)
 
 
 def pooling(features: Tensor, keep: int, tiles: Tiles) -> Merge:
@@ -79,16 +79,19 @@ class Matched:
 
 
 def tomesd_matching(features: Tensor, keep: int, tiles: Tiles) -> Matched:
-    """The PyPI package's own bipartite matching, over the whole image, one destination in each 2x2."""
+    """The PyPI package's own bipartite matching, over the whole image, a destination at random in each 2x2."""
     from tomesd.merge import bipartite_soft_matching_random2d
 
-    x = tiles.join(features)
-    n, side = tiles.tokens, torch.arange(tiles.tokens)
+    x, seed = tiles.join(features), int(torch.randint(2**31, ()))
+    chance, again = (torch.Generator().manual_seed(seed) for _ in range(2))
     merge, unmerge = bipartite_soft_matching_random2d(
-        x, tiles.width, tiles.height, 2, 2, n - keep, no_rand=True
+        x, tiles.width, tiles.height, 2, 2, tiles.tokens - keep, generator=chance
     )
-    destination = (side // tiles.width % 2 == 0) & (side % tiles.width % 2 == 0)
-    own = side.float()[None, :, None].expand(len(x), -1, 1)
+    corner = torch.randint(
+        4, (tiles.height // 2, tiles.width // 2, 1), generator=again
+    )  # as it has drawn them
+    destination = rearrange(corner == torch.arange(4), "h w (y x) -> (h y w x)", y=2)
+    own = torch.arange(tiles.tokens).float()[None, :, None].expand(len(x), -1, 1)
     alone = merge(own, mode="amax")  # right for tokens that stay unmerged, which come first
     held = merge(own.masked_fill(~destination[None, :, None], -1), mode="amax")  # right for destinations
     kept = torch.where(held >= 0, held, alone).squeeze(-1).long()

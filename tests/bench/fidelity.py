@@ -43,6 +43,7 @@ from safetensors.torch import save_file  # noqa: E402
 OUT = TESTS.parent / ".dev" / "fidelity"
 DOWNLOADS = TESTS.parent / ".dev" / "training"
 BATCH = 4
+MOST_PROMPTS = 32  # a subject each: half of what the models know
 MODELS = {
     "flux": (loading.load_demo_flux, loading.FLUX_FILE, 1.0),  # as Flux is run: without guidance
     "unet": (loading.load_demo_unet, loading.UNET_FILE, 2.5),
@@ -166,26 +167,28 @@ class Studio:
             Watch(self.model, tokens) as watch,
             rivals.chosen_by(point.choose) if point.choose else nullcontext(),
         ):
-            began = time.perf_counter()
+            began = time.process_time()  # the machine may be busy, or the unmerged run of another day
             out = comfy.sample.sample(model, *run, seed=seed, disable_pbar=True)
-            seconds = time.perf_counter() - began
+            seconds = time.process_time() - began
         return Drawn(self.codec.decode(out).clamp(0, 1), seconds, watch.evaluations, watch.merged)
 
 
-def by_flops(family: str, point: Point, base: Drawn, drawn: Drawn) -> float:
+def by_flops(family: str, point: Point, pairs: list[tuple[Drawn, Drawn]]) -> float:
     """Speed-up of the full-size model, from the evaluations that were made and how many of them were merged."""
-    full = fullsize.parts(family)
-    total = full.total()
-    spent = drawn.evaluations * total
+    total = fullsize.parts(family).total()
+    base, evaluations, merged_ones = (
+        sum(getattr(pair[side], what) for pair in pairs)
+        for side, what in ((0, "evaluations"), (1, "evaluations"), (1, "merged"))
+    )
+    spent = evaluations * total
     if point.keys_and_values is not None:
-        products = sum(flops for part, flops in full.items() if part.endswith("attention products"))
-        spent -= drawn.evaluations * products * point.keys_and_values
+        spent -= evaluations * fullsize.saved_by_keys_and_values(family, point.keys_and_values)
     if point.settings:
         s = point.settings
         skip = fullsize.skipped_blocks(family, s)
         merged = fullsize.parts(family, fullsize.FULL, s.ratio, s.merge.value, skip, s.tile_size).total()
-        spent -= drawn.merged * (total - merged)
-    return base.evaluations * total / spent
+        spent -= merged_ones * (total - merged)
+    return base * total / spent
 
 
 def rows_of(studio: Studio, chosen: list[Point], distances: Distances) -> tuple[list[dict], dict]:
@@ -206,7 +209,7 @@ def rows_of(studio: Studio, chosen: list[Point], distances: Distances) -> tuple[
         names = studio.names[: len(pictures)]
         colours = torch.tensor([captions.COLOURS[name.split(" on ")[1]] for name in names]) / 255
         each = distances(reference, pictures, colours)
-        flops = by_flops(studio.family, point, *pairs[0])
+        flops = by_flops(studio.family, point, pairs)
         faster = [base.seconds / drawn.seconds for base, drawn in pairs]
         row = {
             "model": studio.family, "method": point.method, "label": point.label, "against": point.against,
@@ -263,8 +266,12 @@ def command_line() -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="4 prompts, 1024 tokens, fewer methods")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--model", choices=list(MODELS), action="append")
-    parser.add_argument("--pixels", type=int, action="append", help="128 is 1024 tokens, 256 is 4096")
-    parser.add_argument("--prompts", type=int)
+    parser.add_argument(
+        "--pixels", type=int, action="append", choices=(128, 256), help="128 is 1024 tokens, 256 is 4096"
+    )
+    parser.add_argument(
+        "--prompts", type=int, choices=range(1, MOST_PROMPTS + 1), metavar=f"1..{MOST_PROMPTS}"
+    )
     parser.add_argument("--minutes", type=float, default=float("inf"), help="draw no longer than that")
     parser.add_argument("--cfg", type=float, help="guidance; Flux has 1, the UNet 2.5")
     parser.add_argument(
@@ -287,11 +294,46 @@ def command_line() -> argparse.ArgumentParser:
     return parser
 
 
+def checked(argv: list[str] | None) -> argparse.Namespace:
+    """The options; what can't end well ends here, before anything is drawn."""
+    parser = command_line()
+    options = parser.parse_args(argv)
+    if options.json and not options.json.parent.is_dir():
+        parser.error(f"--json: there is no folder {options.json.parent}")
+    if options.write and not options.write.is_file():
+        parser.error(f"--write: there is no file {options.write}")
+    if options.weights and (len(options.model or []) != 1 or not options.weights.is_file()):
+        parser.error("--weights: an existing file, and with it one --model")
+    if options.write and (options.tries or options.only):
+        parser.error("--write: the table wants all methods, not those of --try or --only")
+    for family in options.model or list(MODELS):
+        if options.only is not None and not chosen_points(family, options):
+            names = dict.fromkeys(point.method for point in points(family))
+            parser.error(f"--only {' '.join(options.only)}: no such method. There are: {', '.join(names)}")
+    for text in options.tries or []:
+        try:
+            Settings(**parsed(text))
+        except (TypeError, ValueError) as error:
+            parser.error(f"--try {text}: {error}")
+    return options
+
+
+def earlier(paths: list[Path]) -> list[dict]:
+    """The rows of files that this benchmark wrote."""
+    rows = []
+    for path in paths:
+        try:
+            rows += json.loads(path.read_text(encoding="utf-8"))["rows"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise SystemExit(f"--read {path}: {error!r}") from None
+    return rows
+
+
 def main(argv: list[str] | None = None) -> None:
-    options = command_line().parse_args(argv)
-    rows = [row for path in options.read or [] for row in json.loads(path.read_text())["rows"]]
+    options = checked(argv)
+    rows = measured(options) if options.read is None else earlier(options.read)
     if not rows:
-        rows = measured(options)
+        raise SystemExit("Nothing was drawn, and nothing is written.")
     if not options.tries:
         for family, tokens in dict.fromkeys((row["model"], row["tokens"]) for row in rows):
             here = [row for row in rows if (row["model"], row["tokens"]) == (family, tokens)]
@@ -305,22 +347,28 @@ def main(argv: list[str] | None = None) -> None:
     print(f"Plots and contact sheets: {OUT.relative_to(TESTS.parent)}")
 
 
+def chosen_points(family: str, options: argparse.Namespace) -> list[Point]:
+    if options.tries:
+        return [Point("try " + text, Settings(**parsed(text))) for text in options.tries]
+    found = points(family, options.quick)
+    if options.only is not None:
+        found = [p for p in found if f"{p.method} {p.against}".startswith(tuple(options.only))]
+    return found
+
+
 def measured(options: argparse.Namespace) -> list[dict]:
     """Draws what is missing, and measures it."""
     distances = Distances(DOWNLOADS, not options.no_inception)
-    names = prompts(options.prompts or (4 if options.quick else 32), not options.tune)
+    names = prompts(options.prompts or (4 if options.quick else MOST_PROMPTS), not options.tune)
     until = time.monotonic() + 60 * options.minutes
     rows = []
     for pixels in options.pixels or ([128] if options.quick else [128, 256]):
         for family in options.model or list(MODELS):
             load, weights, cfg = MODELS[family]
             weights = options.weights or weights
-            studio = Studio(family, pixels, options.cfg or cfg, load(weights), weights, names)
-            chosen = points(family, options.quick)
-            if options.tries:
-                chosen = [Point("try " + text, Settings(**parsed(text))) for text in options.tries]
-            if options.only:
-                chosen = [p for p in chosen if f"{p.method} {p.against}".startswith(tuple(options.only))]
+            cfg = cfg if options.cfg is None else options.cfg
+            studio = Studio(family, pixels, cfg, load(weights), weights, names)
+            chosen = chosen_points(family, options)
             draw_all(studio, chosen, until)
             found, shown = rows_of(studio, chosen, distances)
             rows += found

@@ -74,6 +74,19 @@ def flux_block(kind: str, tokens: int, where: str = "whole block", kept: int | N
     )
 
 
+def saved_by_keys_and_values(family: str, ratio: float, size: Size = FULL) -> float:
+    """FLOPs of one evaluation that are saved where only keys and values of self-attention are merged: on Flux after
+    they are made, and not those of the text; on the UNet before."""
+    if family == "flux":
+        tokens = flux_tokens(size)
+        blocks = FLUX_DOUBLE + FLUX_SINGLE
+        return ratio * blocks * attention(tokens + FLUX_TEXT, tokens, FLUX_HIDDEN)
+    return ratio * sum(
+        attention(tokens, tokens, channels) + 2 * linear(tokens, channels, channels)
+        for tokens, channels in unet_blocks(size)
+    )
+
+
 def merge_products(tokens: int, kept: int, channels: int, tile: int) -> int:
     """M x, or A^T y: one of the two products of a merged block."""
     return 2 * kept * min(tokens, tile**2 or tokens) * channels

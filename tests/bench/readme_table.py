@@ -24,6 +24,7 @@ METHODS = {
     "shorter": "limit: the same blocks on a shorter sequence",
 }
 MODELS = ("SDXL", "Flux")
+ENOUGH, SHAKY = 3, 0.15  # rounds; their largest distance, as a share of the median
 
 
 def steps(rows: list[dict], model: str) -> list[dict]:
@@ -89,7 +90,21 @@ def _pixels(size: str) -> int:
 
 
 def _basis(row: dict) -> str:
-    return "" if row["basis"] == "measured" else f"; {row['basis']}"
+    """What the reader should know of a figure: whether it was computed, and whether it is shaky."""
+    told = [row["basis"]] if row["basis"] != "measured" else []
+    if row["samples"] < ENOUGH:
+        told.append(f"{row['samples']} rounds")
+    if row["spread"] and row["spread"] > SHAKY:
+        told.append(f"rounds {row['spread']:.0%} apart")
+    return "".join(f"; {part}" for part in told)
+
+
+def _beside_rivals(rows: list[dict]) -> str:
+    """Where rivals were measured on fewer blocks than ours: what ours is there."""
+    ours = [r for r in steps(rows, "Flux") if (r["method"], r["ratio"]) == ("toma", 0.5)]
+    if len(ours) < 2:
+        return ""
+    return f". The rivals on Flux are {ours[1]['basis']}, where ToMA at 0.5 is {ours[1]['speedup']:.2f}x"
 
 
 def text(content: dict) -> str:
@@ -101,7 +116,8 @@ def text(content: dict) -> str:
     how = "; ".join(f"{model} {' or '.join(found)}" for model, found in bases.items() if found)
     threads = "one thread" if about["threads"] == 1 else f"{about['threads']} threads"
     machine = f"fp32 on a CPU ({about['cpu']}, {threads})"
-    said = f"One step at 1024 px, SDPA, {machine}, random weights: {how}."
+    said = f"One step at 1024 px, SDPA, {machine}, random weights: {how}. Flux keeps 5 + 5 of its blocks unmerged in this "
+    said += f"table, as the paper does; the presets merge all{_beside_rivals(content['rows'])}."
     return "\n\n".join(part for part in (said, table(content), presets(content), sizes(content)) if part)
 
 

@@ -93,14 +93,18 @@ def main() -> int:
     logging.disable(logging.WARNING)
     if options.clock == "cpu":
         torch.set_num_threads(1)
-    book = measure.Book(options.json, options.clock)
+    book = measure.Book(options.json, options.clock, options.quick)
     blocks = plan.flux_blocks(free_memory(), book.content["samples"])
     groups = plan.quick() if options.quick else plan.full(blocks)
     if options.plan:
         show_plan(groups, options.rounds)
         return 0
-    minutes = options.minutes or (QUICK_MINUTES if options.quick else None)
-    until = STARTED + 60 * minutes if minutes else None
+    if not measure.matching(groups, options.only):
+        raise SystemExit(
+            f"--only {' '.join(options.only)} names nothing. There are: {', '.join(g.name for g in groups)}"
+        )
+    minutes = QUICK_MINUTES if options.quick and options.minutes is None else options.minutes
+    until = None if minutes is None else STARTED + 60 * minutes
 
     def keep_account() -> None:
         book.content["rows"] = account.rows(groups, book.content["samples"])

@@ -1,5 +1,6 @@
 """The fidelity benchmark's own arithmetic: equal speed-ups, speckle, paired errors, the README's table."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -33,7 +34,9 @@ def test_rivals_have_the_speed_of_the_preset_they_stand_against(lib, family):
     assert set(presets) == set(curve)
     assert [presets[name] for name in points.ENDS] == pytest.approx([1.15, 2.0], abs=0.01)
     against = [p for p in found if p.against in presets]
-    assert {p.method for p in against} == {"paper", *points.RIVALS}
+    carried = {"random, carried", "regular, carried"}
+    assert {p.method for p in against} == {"paper", *points.RIVALS, *carried}
+    assert all(p.choose for p in against if p.method != "paper")
     for point in against:
         slack = 0.05 if point.method == "pooling" else 0.002  # pooling can only end a step earlier or later
         assert points.speedup(family, point.settings) == pytest.approx(presets[point.against], rel=slack)
@@ -90,3 +93,40 @@ def test_readme_table_goes_between_its_markers(lib, tmp_path):
     text = path.read_text(encoding="utf-8")
     assert text.startswith("before\n<!-- fidelity -->\n| | Flux, 1024 tokens |") and text.endswith("after\n")
     assert "| `quality` | 1.30x: 30.0 dB, .012 |" in text and "old" not in text
+
+
+def test_the_readme_says_what_the_rows_say(lib, tmp_path):
+    root = Path(__file__).parents[2]
+    rows = json.loads((root / "tests/bench/results/fidelity.json").read_text(encoding="utf-8"))["rows"]
+    readme = tmp_path / "README.md"
+    readme.write_text((root / "README.md").read_text(encoding="utf-8"), encoding="utf-8")
+    lib["report"].write_table(rows, readme)
+    assert readme.read_text(encoding="utf-8") == (root / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ["tomesd", "random", "regular"])
+def test_rivals_keep_as_many_tokens_as_ours_and_each_its_own(lib, name):
+    """What is kept goes into the row that it names, and comes back from it."""
+    from comfyui_toma.toma_core.tiles import Tiles
+
+    torch.manual_seed(0)
+    tiles, keep = Tiles.of(16, 16, 4), 100
+    x = torch.randn(2, 256, 8)
+    merge = lib["points"].RIVALS[name](tiles.split(x), keep, tiles)
+    assert merge.kept.shape == (2, keep)
+    assert all(len(set(kept.tolist())) == keep for kept in merge.kept)
+    rows = torch.randn(2, keep, 3)
+    back = merge.unmerge(rows)
+    of_kept = back.gather(1, merge.kept[..., None].expand(-1, -1, 3))
+    assert torch.allclose(of_kept, rows, atol=1e-4)
+
+
+def test_keys_and_values_save_their_products(lib):
+    from bench import fullsize
+
+    full = fullsize.parts("unet")
+    products = sum(flops for part, flops in full.items() if part.endswith("self-attention products"))
+    linear = sum(flops for part, flops in full.items() if part.endswith("self-attention linear"))
+    assert fullsize.saved_by_keys_and_values("unet", 1.0) == pytest.approx(products + linear / 2)
+    flux = sum(flops for part, flops in fullsize.parts("flux").items() if part.endswith("attention products"))
+    assert fullsize.saved_by_keys_and_values("flux", 0.5) == pytest.approx(flux * 0.5 * 4096 / 4608)

@@ -23,6 +23,7 @@ RIVALS = {
     "random": rivals.random_picks,
     "regular": rivals.regular_picks,
 }
+CARRIED = ", carried"  # picks of a rival in everything else that a preset does
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Point:
 
     @property
     def choose(self) -> Callable | None:
-        return RIVALS.get(self.method)
+        return RIVALS.get(self.method.removesuffix(CARRIED))
 
     def on_demo(self) -> Settings | None:
         """The settings for the demo model; `settings` are those for the full-size one."""
@@ -63,7 +64,8 @@ class Point:
 
     @property
     def key(self) -> str:
-        return json.dumps([self.method if self.choose else "", self.describe()], sort_keys=True)
+        chosen_by = self.method.removesuffix(CARRIED) if self.choose else ""
+        return json.dumps([chosen_by, self.describe()], sort_keys=True)
 
     @property
     def label(self) -> str:
@@ -143,6 +145,9 @@ def points(family: str, quick: bool = False) -> list[Point]:
     found.append(Point("easycache", cache=CACHE))
     found.append(Point("balanced on easycache", presets["balanced"], cache=CACHE))
     found += [Point(name, ours[name]) for name in ENDS] + [paper(speeds[name], name) for name in ENDS]
+    found += [
+        Point(name + CARRIED, presets["balanced"], against="balanced") for name in ("random", "regular")
+    ]
     found += [rival(name, against) for against in ("fast", "quality", *ENDS) for name in RIVALS]
     found.append(Point("keys and values", keys_and_values=0.75))
     return found

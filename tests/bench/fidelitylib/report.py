@@ -66,8 +66,8 @@ def _findings(rows: list[dict]) -> list[str]:
         found = (r for r in rows if (r["method"], r["against"], r["of_steps"]) == (method, against, of_steps))
         return next(found, None)
 
-    def say(met: bool, text: str) -> None:
-        lines.append(f"{'met   ' if met else 'MISSED'} {text}")
+    def say(met: bool, text: str, decided: bool = True) -> None:
+        lines.append(f"{('met   ' if met else 'MISSED') if decided else 'even  '} {text}")
 
     for row in rows:
         ours = find(row["against"]) if row["against"] else None
@@ -78,6 +78,7 @@ def _findings(rows: list[dict]) -> list[str]:
                 f"{ours['method']} closer than {row['method']} at {row['speedup']:.2f}x: "
                 f"LPIPS {lp:+.4f} ± {lp_error:.4f}, PSNR {db:+.1f} ± {db_error:.1f} dB"
                 + (f" ({row['prompts']} prompts)" if row["prompts"] < ours["prompts"] else ""),
+                decided=abs(lp) > 2 * lp_error and abs(db) > 2 * db_error,
             )
     quality, balanced, fast = (find(name) for name in OURS)
     if quality and (paper := find("paper", "quality")):
@@ -138,6 +139,8 @@ def plot(rows: list[dict], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     rows = [row for row in rows if row["of_steps"] == STEPS and "balanced on" not in row["method"]]
+    if not rows:
+        return
     names = {**dict.fromkeys((*OURS, *ENDS), "ours"), "60 % of the steps": "fewer steps"}
     lines: dict[str, list[dict]] = {"ours": []}
     for row in sorted(rows, key=lambda row: row["speedup"]):

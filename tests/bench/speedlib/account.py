@@ -6,11 +6,10 @@ from statistics import median
 
 import fullsize
 
-from .methods import Method
+from .methods import CARRIED_TILE, Method
 from .plan import Group
-from .row import CHOOSING, FLUX_DEPTH, evaluation_of, failed, make, of_shorter, unet_shares
+from .row import CHOOSING, FLUX_DEPTH, evaluation_of, failed, make, of_shorter, unet_shares, unmerged_blocks
 
-MERGED = ("toma", "tomesd", "shorter")  # methods that leave the first blocks of Flux alone, as the paper does
 STEPS = 20
 
 
@@ -44,7 +43,8 @@ def _good(there: list) -> list:
 def _rows(group: Group, method: Method, measured: dict) -> list[dict]:
     """The whole step, if the model is whole or can be computed, and a row for each kind of block."""
     made = []
-    mine, none = measured[method.key], measured["none"]
+    mine = measured[method.key]
+    none = _beside(measured["none"], mine)
     if not group.scope.isdigit():
         step = _flux_step if group.family == "flux" else _unet_step
         seconds, base = step(group, method, mine, none), step(group, _NONE, none, none)
@@ -59,6 +59,12 @@ def _rows(group: Group, method: Method, measured: dict) -> list[dict]:
 
 
 _NONE = Method("none", lambda model: model)
+
+
+def _beside(none: list, mine: list) -> list:
+    """Of the samples without any node those that were measured in the same sessions."""
+    sessions = {sample[0].get("session") for sample in mine}
+    return [sample for sample in none if sample[0].get("session") in sessions] or none
 
 
 def _unet_step(group: Group, method: Method, mine: list, none: list, at: int = -1) -> list[float]:
@@ -87,7 +93,7 @@ def _flux_step(group: Group, method: Method, mine: list, none: list, at: int = -
         whole = median(_flux_step(group, _NONE, none, none))
         ran = [sum(1 for e in sample if e["blocks"]) / len(sample) for sample in mine]
         return [whole * share for share in ran]
-    skip = fullsize.FLUX_SKIP if method.name.split()[0] in MERGED and method.name != "toma carried" else 0
+    skip = unmerged_blocks(method)
     found = []
     for i, sample in enumerate(mine):
         evaluation = evaluation_of(sample, at)
@@ -106,28 +112,29 @@ def _whole_unet(halves: dict) -> list[dict]:
     outside = fullsize.parts("unet", group.size)
     outside = group.batch * sum(flops for part, flops in outside.items() if not part.startswith("blocks"))
 
-    def step(method: str, at: int = -1) -> list[float]:
-        count = min(len(halves[c][1].get(method, [])) for c in depth)
+    def step(samples: dict[int, list], at: int = -1) -> list[float]:
+        """Seconds of each round, from the samples {width: ...} of one method."""
+        count = min(len(there) for there in samples.values())
         rest = [_convolutions(halves, i) * outside for i in range(count)]
-        for channels in depth:
-            there = halves[channels][1][method][:count]
+        for channels, there in samples.items():
             kind = f"block {channels}"
-            for i, (seconds, sample) in enumerate(zip(_block(there, kind, at), there)):
+            for i, (seconds, sample) in enumerate(zip(_block(there[:count], kind, at), there)):
                 rest[i] += depth[channels] * seconds + _choosing(evaluation_of(sample, at), kind)
         return rest
 
-    none = step("none")
     for method in group.methods:
-        seconds = step(method.key) if method.key in halves[1280][1] else []
+        mine = {c: halves[c][1].get(method.key, []) for c in depth}
+        seconds = step(mine)
         if not seconds:
             continue
+        none = step({c: _beside(halves[c][1]["none"], mine[c]) for c in depth})
         row = make(group, method, "step", seconds, none, None, None)
         row["shares"] = unet_shares(halves, method.key, median(none))
         row.update(basis="computed from one block of each kind", group="SDXL")
         if all(_no_effect(measured, method.key) for _, measured in halves.values()):
             row["note"] = f"no effect; {method.note}"
         made.append(row)
-        made += _runs(row, "unet", median(none), median(step(method.key, at=0)), median(seconds))
+        made += _runs(row, "unet", median(none), median(step(mine, at=0)), median(seconds))
     return made
 
 
@@ -157,6 +164,8 @@ def _runs(row: dict, family: str, full: float, first: float, merged: float) -> l
     for name, by_family in PRESETS.items():
         settings = by_family[family]
         if settings.ratio != row["ratio"] or settings.carries != (row["method"] == "toma carried"):
+            continue
+        if settings.carries and settings.tile_size != CARRIED_TILE:
             continue
         table = [action.value for action in settings.schedule.table(STEPS)]
         cost = {"leave": full, "reselect": first if settings.carries else merged}

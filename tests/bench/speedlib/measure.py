@@ -19,14 +19,26 @@ ROUNDS = 3
 
 
 class Book:
-    """The JSON file. An interrupted run is taken up where it stopped: samples that are there are not repeated."""
+    """The JSON file. An interrupted run is taken up where it stopped: samples that are there are not repeated.
 
-    def __init__(self, path: Path | None, clock: str) -> None:
+    What was measured in another way is not mixed with it, and what failed for want of memory is tried again."""
+
+    def __init__(self, path: Path | None, clock: str, quick: bool = False) -> None:
         self.path = path
         self.content: dict = {"about": {}, "rows": [], "samples": {}}
-        if path and path.is_file():
-            self.content = json.loads(path.read_text(encoding="utf-8"))
-        self.content["about"] = {**self.content["about"], **machine(), "clock": clock}
+        now = {**machine(), "clock": clock, "quick": quick}
+        if path and path.exists():
+            self.content = read(path)
+            for name in ("torch", "threads", "cpu", "clock", "quick") if self.content["samples"] else ():
+                before = self.content["about"].get(name, False)
+                if before != now[name]:
+                    raise SystemExit(
+                        f"{path} holds samples with {name} {before}, now it is {now[name]}: name another file."
+                    )
+        self.content["about"] = {**self.content["about"], **now}
+        for of_group in self.content["samples"].values():
+            for method in [m for m, samples in of_group.items() if samples and _short_of_memory(samples[0])]:
+                del of_group[method]
 
     def samples(self, group: str, method: str) -> list:
         return self.content["samples"].setdefault(group, {}).setdefault(method, [])
@@ -37,6 +49,21 @@ class Book:
             part = self.path.with_suffix(".part")
             part.write_text(json.dumps(self.content, indent=1), encoding="utf-8")
             part.replace(self.path)
+
+
+def read(path: Path) -> dict:
+    """A file of this benchmark, or the end with one sentence."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise SystemExit(f"{path} can't be read: {error}") from None
+    if not isinstance(content, dict) or not {"about", "rows", "samples"} <= set(content):
+        raise SystemExit(f"{path} is no file of `python dev.py bench speed`.")
+    return content
+
+
+def _short_of_memory(sample: list | dict) -> bool:
+    return "error" in sample and "memory" in sample["error"]
 
 
 def machine() -> dict:
@@ -73,6 +100,7 @@ class Measuring:
     ) -> None:
         self.book, self.rounds, self.until, self.clock, self.at_once = book, rounds, until, clock, at_once
         self.left_out: Counter = Counter()
+        self.session = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
         self.rate = 0.0  # FLOPs a second of wall time, as seen so far
         self.built: dict = {}
 
@@ -88,7 +116,7 @@ class Measuring:
             open_ = [(r, m) for r in these for m in chosen if self._is_open(group, m, r)]
             if open_:
                 print(f"\n{group.name}", flush=True)
-                self._group(group, open_, then)
+                self._group(group, _beside_none(group, open_), then)
         self._forget()
 
     def _is_open(self, group: Group, method, round_: int) -> bool:
@@ -109,7 +137,7 @@ class Measuring:
                 self._forget()
             self.built[group.build] = group.build()
         for round_, method in turns:
-            if not self._is_open(group, method, round_):  # it failed in an earlier round
+            if any("error" in sample for sample in self.book.samples(group.name, method.key)):
                 continue
             if not self._time_for(group, method):
                 self.left_out[group.name] += 1
@@ -132,7 +160,7 @@ class Measuring:
             first = str(error).splitlines()[0] if str(error) else ""
             return {"error": f"{type(error).__name__}: {first}"}
         self.rate = flops / (time.monotonic() - start)
-        return found
+        return [{**evaluation, "session": self.session} for evaluation in found]
 
     def _say(self, round_: int, method, found) -> None:
         if isinstance(found, dict):
@@ -140,6 +168,21 @@ class Measuring:
             return
         each = ", ".join(f"{evaluation['seconds']:.2f}" for evaluation in found)
         print(f"  {round_ + 1}  {method.key:24} {each} s", flush=True)
+
+
+def _beside_none(group: Group, turns: list) -> list:
+    """The turns, each round with a run without any node: a speed-up is a ratio of what was measured together."""
+    none = next(method for method in group.methods if method.name == "none")
+    rounds = dict.fromkeys(round_ for round_, _ in turns)
+    return [
+        turn
+        for round_ in rounds
+        for turn in [(round_, none), *((r, m) for r, m in turns if r == round_ and m is not none)]
+    ]
+
+
+def matching(groups: list[Group], only: list[str]) -> list[Group]:
+    return [group for group in groups if any(_wanted(group.name, m.key, only) for m in group.methods)]
 
 
 def _wanted(group: str, method: str, only: list[str]) -> bool:

@@ -9,6 +9,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
+CARRIED_TILE = 4  # of all presets that carry detail
+
 
 @dataclass(frozen=True)
 class Method:
@@ -55,7 +57,9 @@ def carried(ratio: float) -> Method:
     """Two steps: one unmerged that chooses, one merged that carries its detail."""
     from comfyui_toma.toma_core.settings import Settings
 
-    settings = Settings(ratio=ratio, reselect_every=20, reweight_every=20, skip_first_blocks=0)
+    settings = Settings(
+        ratio=ratio, tile_size=CARRIED_TILE, reselect_every=20, reweight_every=20, skip_first_blocks=0
+    )
     return Method(
         "toma carried", partial(_toma, settings), ratio, steps=2, where="whole block", note="carry_detail"
     )

@@ -34,7 +34,7 @@ class Bar:
 
 def bars(rows: list[dict], choosing: list[dict]) -> list[Bar]:
     found = []
-    ours = [r for r in rows if r["method"] == "toma" and r["part"] == "step"]
+    ours = [r for r in rows if r["method"] == "toma" and r["part"] == "step" and r["speedup"]]
     for row in ours:
         what = f"{row['model']} {row['size']}" + (f" batch {row['batch']}" if row["batch"] > 1 else "")
         what += f" ratio {row['ratio']:g}"
@@ -46,7 +46,7 @@ def bars(rows: list[dict], choosing: list[dict]) -> list[Bar]:
                 found.append(Bar(f"{what}: of the shorter sequence", row["of_shorter"], OF_SHORTER))
             for rival in ("tomesd", "tomesd attention"):
                 other = _same(rows, row, rival)
-                if other and row["model"] == "SDXL":
+                if other and other["speedup"] and row["model"] == "SDXL":
                     found.append(Bar(f"{what}: over {rival}", row["speedup"] / other["speedup"], OVER_TOMESD))
         if row["shares"]:
             shares = row["shares"]

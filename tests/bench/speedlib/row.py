@@ -21,7 +21,8 @@ def evaluation_of(sample: list[dict], at: int = -1) -> dict:
 
 
 def make(group: Group, method: Method, part: str, seconds: list, base: list, mine, none) -> dict:
-    speedup = median(base) / median(seconds)
+    rounds = zip(base, seconds) if len(base) == len(seconds) else [(median(base), median(seconds))]
+    speedup = median(one / other for one, other in rounds)
     ideal = _ideal(group, method, part)
     computed = part == "step" and group.family == "flux"
     row = {
@@ -39,7 +40,7 @@ def make(group: Group, method: Method, part: str, seconds: list, base: list, min
         "ideal": ideal,
         "of_ideal": speedup / ideal if ideal else None,
         "of_shorter": None,
-        "shares": _shares(group, part, mine, median(base)) if mine else None,
+        "shares": _shares(group, method, part, mine, median(base)) if mine else None,
         "memory": _memory(mine) if mine and part == "step" else None,
         "basis": f"computed from {group.double} + {group.single} blocks" if computed else "measured",
         "note": method.note,
@@ -97,7 +98,13 @@ def _memory(mine: list) -> int | None:
     return None if None in held else median(held)
 
 
-def _shares(group: Group, part: str, mine: list, base: float) -> dict | None:
+def unmerged_blocks(method: Method) -> int:
+    """Of each kind of Flux block: the paper leaves the first alone, and who is compared with it does so, too."""
+    merged = method.name.split()[0] in ("toma", "tomesd", "shorter") and method.name != "toma carried"
+    return fullsize.FLUX_SKIP if merged else 0
+
+
+def _shares(group: Group, method: Method, part: str, mine: list, base: float) -> dict | None:
     """Per cent of the unmerged step (or block): what ToMA itself takes."""
     if not any(any(ours.values()) for ours in evaluation_of(mine[0])["ours"].values()):
         return None
@@ -105,7 +112,7 @@ def _shares(group: Group, part: str, mine: list, base: float) -> dict | None:
     for sample in mine:
         evaluation = evaluation_of(sample)
         if part == "step" and group.family == "flux":
-            taken.append(_flux_ours(evaluation))
+            taken.append(_flux_ours(evaluation, unmerged_blocks(method)))
         elif part == "step":
             taken.append({name: sum(ours[name] for ours in evaluation["ours"].values()) for name in OURS})
         else:
@@ -114,11 +121,11 @@ def _shares(group: Group, part: str, mine: list, base: float) -> dict | None:
     return {name: 100 * median(t[name] for t in taken) / base for name in OURS}
 
 
-def _flux_ours(evaluation: dict) -> dict:
+def _flux_ours(evaluation: dict, skip: int) -> dict:
     """Of the 19 + 38 model: choosing once a kind, the rest in each merged block."""
     total = dict.fromkeys(OURS, 0.0)
     for kind, ours in evaluation["ours"].items():
-        merged = FLUX_DEPTH[kind] - fullsize.FLUX_SKIP
+        merged = FLUX_DEPTH[kind] - skip
         for name, seconds in ours.items():
             total[name] += seconds if name in CHOOSING else seconds / len(evaluation["blocks"][kind]) * merged
     return total
