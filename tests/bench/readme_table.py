@@ -116,8 +116,8 @@ def text(content: dict) -> str:
     how = "; ".join(f"{model} {' or '.join(found)}" for model, found in bases.items() if found)
     threads = "one thread" if about["threads"] == 1 else f"{about['threads']} threads"
     machine = f"fp32 on a CPU ({about['cpu']}, {threads})"
-    said = f"One step at 1024 px, SDPA, {machine}, random weights: {how}. Flux keeps 5 + 5 of its blocks unmerged in this "
-    said += f"table, as the paper does; the presets merge all{_beside_rivals(content['rows'])}."
+    said = f"One step at 1024 px, SDPA, {machine}, random weights: {how}. Flux keeps 5 + 5 of its blocks unmerged "
+    said += f"here, as the paper does; the presets merge all{_beside_rivals(content['rows'])}."
     return "\n\n".join(part for part in (said, table(content), presets(content), sizes(content)) if part)
 
 

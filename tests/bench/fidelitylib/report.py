@@ -10,7 +10,7 @@ import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from .points import CACHE, ENDS, FEW, OURS, STEPS
+from .points import CACHE, CARRIED, ENDS, FEW, OURS, STEPS
 
 __all__ = ["mean", "median", "print_table", "findings", "plot", "sheet", "write_table"]
 
@@ -210,6 +210,7 @@ def markdown(rows: list[dict]) -> str:
         for name in ("tomesd", "pooling", "random", "regular")
         for against in ("quality", "fast")
     ]
+    wanted += [(f"{name}{CARRIED}", "balanced") for name in ("random", "regular")]
     lines = ["| | " + " | ".join(heads) + " |", "| --- |" + " --- |" * len(heads)]
 
     def cell(found: list[dict]) -> str:
@@ -223,10 +224,13 @@ def markdown(rows: list[dict]) -> str:
         if any(cells):
             lines.append(f"| {name} | " + " | ".join(cells) + " |")
 
-    for method, against in wanted:
+    for method, stands in wanted:
+        against = stands
         name = f"`{method}`" if method in (*OURS, "paper") else method
+        if method.endswith(CARRIED):
+            name, against = f"`{against}` with {method.removesuffix(CARRIED)} picks", ""
         at = f", as fast as `{against}`" if against in OURS else f" at {against}" if against else ""
-        line(name + at, lambda r, m=method, a=against: r["method"] == m and r["against"] == a)
+        line(name + at, lambda r, m=method, a=stands: r["method"] == m and r["against"] == a)
     line(f"EasyCache, threshold {CACHE:g}", lambda r: r["method"] == "easycache")
     for steps in (17, 13, 10):
         line(
