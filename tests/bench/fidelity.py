@@ -306,15 +306,15 @@ def checked(argv: list[str] | None) -> argparse.Namespace:
         parser.error("--weights: an existing file, and with it one --model")
     if options.write and (options.tries or options.only):
         parser.error("--write: the table wants all methods, not those of --try or --only")
-    for family in options.model or list(MODELS):
-        if options.only is not None and not chosen_points(family, options):
-            names = dict.fromkeys(point.method for point in points(family))
-            parser.error(f"--only {' '.join(options.only)}: no such method. There are: {', '.join(names)}")
     for text in options.tries or []:
         try:
             Settings(**parsed(text))
         except (TypeError, ValueError) as error:
             parser.error(f"--try {text}: {error}")
+    for family in options.model or list(MODELS):
+        if options.only is not None and not chosen_points(family, options):
+            names = dict.fromkeys(point.method for point in points(family))
+            parser.error(f"--only {' '.join(options.only)}: no such method. There are: {', '.join(names)}")
     return options
 
 
