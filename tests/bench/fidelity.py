@@ -63,14 +63,15 @@ class Drawn:
 
     pictures: torch.Tensor
     seconds: float
-    evaluations: int  # of the network
-    merged: int  # of these, how many on merged tokens
+    evaluations: float  # of the network
+    merged: float  # of these, how many on merged tokens
 
 
 class Watch:
-    """Counts how often the network is run, and how often its last self-attention gets fewer tokens."""
+    """Counts how often the network is run, and how often its last self-attention gets fewer tokens. With little
+    memory ComfyUI runs prompt and negative prompt one after the other: `rows` is the batch of both."""
 
-    def __init__(self, model, tokens: int) -> None:
+    def __init__(self, model, tokens: int, rows: int) -> None:
         network = model.model.diffusion_model
         if hasattr(network, "double_blocks"):
             first, last = network.img_in, network.double_blocks[-1].img_attn.qkv
@@ -80,17 +81,17 @@ class Watch:
                 network.middle_block[1].transformer_blocks[-1].attn1.to_q,
             )
             tokens //= 4  # the middle of the UNet
-        self.tokens, self.evaluations, self.merged = tokens, 0, 0
+        self.tokens, self.rows, self.evaluations, self.merged = tokens, rows, 0.0, 0.0
         self.hooks = [
             first.register_forward_pre_hook(self._ran),
             last.register_forward_pre_hook(self._attended),
         ]
 
-    def _ran(self, *_) -> None:
-        self.evaluations += 1
+    def _ran(self, module, args) -> None:
+        self.evaluations += len(args[0]) / self.rows
 
     def _attended(self, module, args) -> None:
-        self.merged += args[0].shape[1] < self.tokens
+        self.merged += len(args[0]) / self.rows * (args[0].shape[1] < self.tokens)
 
     def __enter__(self) -> Watch:
         return self
@@ -164,7 +165,7 @@ class Studio:
         run = (noise, point.steps, self.cfg, "euler", "simple", positive, negative, latent)
         tokens = (self.pixels // loading.PIXELS_PER_TOKEN) ** 2
         with (
-            Watch(self.model, tokens) as watch,
+            Watch(self.model, tokens, len(batch) * (1 if self.cfg == 1 else 2)) as watch,
             rivals.chosen_by(point.choose) if point.choose else nullcontext(),
         ):
             began = time.process_time()  # the machine may be busy, or the unmerged run of another day
@@ -174,21 +175,30 @@ class Studio:
 
 
 def by_flops(family: str, point: Point, pairs: list[tuple[Drawn, Drawn]]) -> float:
-    """Speed-up of the full-size model, from the evaluations that were made and how many of them were merged."""
+    """Speed-up of the full-size model: by the schedule, and with a cache by what was evaluated and merged."""
     total = fullsize.parts(family).total()
-    base, evaluations, merged_ones = (
-        sum(getattr(pair[side], what) for pair in pairs)
-        for side, what in ((0, "evaluations"), (1, "evaluations"), (1, "merged"))
-    )
-    spent = evaluations * total
-    if point.keys_and_values is not None:
-        spent -= evaluations * fullsize.saved_by_keys_and_values(family, point.keys_and_values)
+    if point.cache is not None:
+        evaluated, merged = (
+            sum(getattr(drawn, what) for _, drawn in pairs) for what in ("evaluations", "merged")
+        )
+        return (
+            point.of_steps * len(pairs) * total / (evaluated * total - merged * saved(family, point.settings))
+        )
+    faster = 1.0
     if point.settings:
-        s = point.settings
-        skip = fullsize.skipped_blocks(family, s)
-        merged = fullsize.parts(family, fullsize.FULL, s.ratio, s.merge.value, skip, s.tile_size).total()
-        spent -= merged_ones * (total - merged)
-    return base * total / spent
+        faster = fullsize.speedup_by_flops(family, point.settings, point.steps)
+    if point.keys_and_values is not None:
+        faster = total / (total - fullsize.saved_by_keys_and_values(family, point.keys_and_values))
+    return faster * point.of_steps / point.steps
+
+
+def saved(family: str, settings: Settings | None) -> float:
+    """FLOPs that a merged evaluation of the full-size model saves."""
+    if settings is None:
+        return 0.0
+    skip = fullsize.skipped_blocks(family, settings)
+    about = (fullsize.FULL, settings.ratio, settings.merge.value, skip, settings.tile_size)
+    return fullsize.parts(family).total() - fullsize.parts(family, *about).total()
 
 
 def rows_of(studio: Studio, chosen: list[Point], distances: Distances) -> tuple[list[dict], dict]:

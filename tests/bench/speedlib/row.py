@@ -21,7 +21,9 @@ def evaluation_of(sample: list[dict], at: int = -1) -> dict:
 
 
 def make(group: Group, method: Method, part: str, seconds: list, base: list, mine, none) -> dict:
-    speedup = median(base) / median(seconds)  # a round takes minutes: its samples are no nearer than the rounds are
+    speedup = median(base) / median(
+        seconds
+    )  # a round takes minutes: its samples are no nearer than the rounds are
     ideal = _ideal(group, method, part)
     computed = part == "step" and group.family == "flux"
     row = {
