@@ -66,7 +66,7 @@ class Progress:
     def __init__(self, server: ComfyServer, names: dict[str, str]):
         self.process = psutil.Process(server.process.pid)
         self.names = names
-        self.times: dict[str, list[float]] = {number: [] for number in names}
+        self.times: dict[str, dict[int, float]] = {number: {} for number in names}  # step -> seconds so far
 
     def __call__(self, kind: str, data: dict) -> None:
         times = self.times.get(data.get("node")) if kind == "progress" else None
@@ -75,15 +75,17 @@ class Progress:
         if not times:
             print(f"  {self.names[data['node']]:<20}", end="")
         used = self.process.cpu_times()
-        times.append(used.user + used.system)
+        times[data["value"]] = used.user + used.system
         print(f" {data['value']}", end="", flush=True)
         if data["value"] == data["max"]:
             print(f"   {self.seconds_per_step(data['node']):.2f} s per step", flush=True)
 
     def seconds_per_step(self, number: str) -> float:
-        """Mean over the steps after the first, whose time holds loading and warming up."""
-        times = self.times[number]
-        return (times[-1] - times[0]) / (len(times) - 1)
+        """Mean over the steps after the first that was told, whose time holds loading and warming up. The server
+        does not tell of all of them."""
+        told = sorted(self.times[number].items())
+        (first, began), (last, ended) = told[0], told[-1]
+        return (ended - began) / (last - first)
 
 
 def saved_file(finished: Finished, base: Path, name: str) -> Path:
