@@ -148,9 +148,8 @@ def own_environment() -> dict[str, str]:
     env.pop("PYTHONHOME", None)
     env.pop("PYTHONPATH", None)
     env.pop("VIRTUAL_ENV", None)
-    env.pop(
-        "PYTHONDONTWRITEBYTECODE", None
-    )  # compiling ComfyUI and torch anew takes 15 seconds in each process
+    # Compiling ComfyUI and torch anew takes 15 seconds in each process.
+    env.pop("PYTHONDONTWRITEBYTECODE", None)
     env["PYTHONPYCACHEPREFIX"] = str(DEV / "pycache")
     env["HYPOTHESIS_STORAGE_DIRECTORY"] = str(DEV / "hypothesis")
     env["RUFF_CACHE_DIR"] = str(DEV / "ruff")

@@ -87,9 +87,8 @@ def tomesd_matching(features: Tensor, keep: int, tiles: Tiles) -> Matched:
     merge, unmerge = bipartite_soft_matching_random2d(
         x, tiles.width, tiles.height, 2, 2, tiles.tokens - keep, generator=chance
     )
-    corner = torch.randint(
-        4, (tiles.height // 2, tiles.width // 2, 1), generator=again
-    )  # as it has drawn them
+    # Which of each four became the destination, as the package has drawn it.
+    corner = torch.randint(4, (tiles.height // 2, tiles.width // 2, 1), generator=again)
     destination = rearrange(corner == torch.arange(4), "h w (y x) -> (h y w x)", y=2)
     own = torch.arange(tiles.tokens).float()[None, :, None].expand(len(x), -1, 1)
     alone = merge(own, mode="amax")  # right for tokens that stay unmerged, which come first

@@ -178,27 +178,17 @@ def by_flops(family: str, point: Point, pairs: list[tuple[Drawn, Drawn]]) -> flo
     """Speed-up of the full-size model: by the schedule, and with a cache by what was evaluated and merged."""
     total = fullsize.parts(family).total()
     if point.cache is not None:
-        evaluated, merged = (
-            sum(getattr(drawn, what) for _, drawn in pairs) for what in ("evaluations", "merged")
-        )
-        return (
-            point.of_steps * len(pairs) * total / (evaluated * total - merged * saved(family, point.settings))
-        )
+        spent = total * sum(drawn.evaluations for _, drawn in pairs)
+        if point.settings:
+            saved = total - fullsize.merged_total(family, point.settings)
+            spent -= saved * sum(drawn.merged for _, drawn in pairs)
+        return point.of_steps * len(pairs) * total / spent
     faster = 1.0
     if point.settings:
         faster = fullsize.speedup_by_flops(family, point.settings, point.steps)
     if point.keys_and_values is not None:
         faster = total / (total - fullsize.saved_by_keys_and_values(family, point.keys_and_values))
     return faster * point.of_steps / point.steps
-
-
-def saved(family: str, settings: Settings | None) -> float:
-    """FLOPs that a merged evaluation of the full-size model saves."""
-    if settings is None:
-        return 0.0
-    skip = fullsize.skipped_blocks(family, settings)
-    about = (fullsize.FULL, settings.ratio, settings.merge.value, skip, settings.tile_size)
-    return fullsize.parts(family).total() - fullsize.parts(family, *about).total()
 
 
 def rows_of(studio: Studio, chosen: list[Point], distances: Distances) -> tuple[list[dict], dict]:

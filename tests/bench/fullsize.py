@@ -231,16 +231,19 @@ def skipped_blocks(family: str, settings) -> int:
     return FLUX_SKIP if family == "flux" and not settings.carries else 0
 
 
+def merged_total(family: str, settings, size: Size = FULL, merging: bool = True) -> int:
+    """FLOPs of one merged evaluation with these settings."""
+    tile, skip = settings.tile_size if merging else None, skipped_blocks(family, settings)
+    return parts(family, size, settings.ratio, settings.merge.value, skip, tile).total()
+
+
 def speedup_by_flops(family: str, settings, steps: int, size: Size = FULL, merging: bool = True) -> float:
     """FLOPs of an unmerged run of `steps` / of one with these settings, step by step as the schedule says.
 
     `family` is "unet" (SDXL) or "flux". A step that carries detail runs unmerged when it picks. Selection is left
     out (0.1 % of a step); `merging` False leaves out the products of merge and unmerge too.
     """
-    full = parts(family, size).total()
-    tile = settings.tile_size if merging else None
-    skip = skipped_blocks(family, settings)
-    merged = parts(family, size, settings.ratio, settings.merge.value, skip, tile).total()
+    full, merged = parts(family, size).total(), merged_total(family, settings, size, merging)
     unmerged_actions = ("leave", "reselect") if settings.carries else ("leave",)
     table = [action.value for action in settings.schedule.table(steps)]
     return steps * full / sum(full if action in unmerged_actions else merged for action in table)

@@ -224,13 +224,13 @@ def markdown(rows: list[dict]) -> str:
         if any(cells):
             lines.append(f"| {name} | " + " | ".join(cells) + " |")
 
-    for method, stands in wanted:
-        against = stands
+    for method, against in wanted:
         name = f"`{method}`" if method in (*OURS, "paper") else method
         if method.endswith(CARRIED):
-            name, against = f"`{against}` with {method.removesuffix(CARRIED)} picks", ""
-        at = f", as fast as `{against}`" if against in OURS else f" at {against}" if against else ""
-        line(name + at, lambda r, m=method, a=stands: r["method"] == m and r["against"] == a)
+            name = f"`{against}` with {method.removesuffix(CARRIED)} picks"
+        elif against:
+            name += f", as fast as `{against}`" if against in OURS else f" at {against}"
+        line(name, lambda r, m=method, a=against: r["method"] == m and r["against"] == a)
     line(f"EasyCache, threshold {CACHE:g}", lambda r: r["method"] == "easycache")
     for steps in (17, 13, 10):
         line(

@@ -21,9 +21,8 @@ def evaluation_of(sample: list[dict], at: int = -1) -> dict:
 
 
 def make(group: Group, method: Method, part: str, seconds: list, base: list, mine, none) -> dict:
-    speedup = median(base) / median(
-        seconds
-    )  # a round takes minutes: its samples are no nearer than the rounds are
+    # Each side by itself: a round takes minutes, so its samples are no nearer to one another than the rounds are.
+    speedup = median(base) / median(seconds)
     ideal = _ideal(group, method, part)
     computed = part == "step" and group.family == "flux"
     row = {
@@ -73,7 +72,7 @@ def _ideal(group: Group, method: Method, part: str) -> float | None:
     if method.where is None or method.ratio is None:
         return None
     if part == "step":
-        skip = 0 if group.family == "unet" or method.name == "toma carried" else fullsize.FLUX_SKIP
+        skip = unmerged_blocks(method) if group.family == "flux" else 0
         return fullsize.ideal(group.family, method.ratio, group.size, method.where, skip)
     if group.family == "flux":
         tokens = fullsize.flux_tokens(group.size)
