@@ -59,8 +59,8 @@ class ToMA(io.ComfyNode):
                     "ratio",
                     default=_SHOWN.ratio,
                     min=0.0,
-                    max=0.9,
-                    step=0.05,
+                    max=0.95,
+                    step=0.01,
                     display_mode=io.NumberDisplay.slider,
                     tooltip="Share of the image tokens that is merged away: 0.5 computes half of them. "
                     "More is faster and less faithful; 0 changes nothing and only measures." + _CUSTOM_ONLY,

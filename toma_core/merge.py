@@ -17,6 +17,8 @@ from torch import Tensor
 from .selection import Destinations, select, similarity, through_batch
 from .tiles import Tiles
 
+TEMPERATURE = 1000.0  # the published one: nearly all of a token goes to its most similar destination
+
 
 @dataclass(frozen=True)
 class Merge:
@@ -37,6 +39,7 @@ class Merge:
     def __post_init__(self) -> None:
         rows, slots, source = self.destinations.rows, self.destinations.slots, self.source
         keep, (_, t, s) = self.destinations.keep, self.destinations.index.shape
+        object.__setattr__(self, "_kept", through_batch(self.kept, self.tiles.tokens))
         object.__setattr__(self, "_rows", None if rows is None else through_batch(rows, t * s))
         object.__setattr__(self, "_slots", None if slots is None else through_batch(slots.flatten(1), keep))
         object.__setattr__(self, "_source", None if source is None else through_batch(source, keep))
@@ -54,7 +57,12 @@ class Merge:
         """The destinations' own rows instead of means: [B, N, C] -> [B, K, C]"""
         if self.down is None:
             return x
-        return x[torch.arange(len(x), device=x.device).unsqueeze(1), self.kept]
+        return x.flatten(0, 1).index_select(0, self._kept).unflatten(0, self.kept.shape)
+
+    def copied(self, y: Tensor) -> Tensor:
+        """Each token as the row that most of it went to, which `take` undoes: [B, K, C] -> [B, N, C]"""
+        rows = self.assignment()
+        return y.flatten(0, 1).index_select(0, through_batch(rows, y.shape[1])).unflatten(0, rows.shape)
 
     def unmerge(self, y: Tensor) -> Tensor:
         """[B, K, C] -> [B, N, C]"""
@@ -82,6 +90,10 @@ class Merge:
             return self.kept
         return _nearest(self.up, self.destinations, self.tiles) if self.source is None else self.source
 
+    def outline(self, rows: Tensor) -> Merge:
+        """The destinations alone; `take` gives tokens `rows` [B, R], and nothing can be merged."""
+        return Merge(self.tiles, self.destinations, rows, rows, down=rows[:, :0])
+
     def images(self, first: int, last: int) -> Merge:
         """The merge of images first to last - 1 of the batch."""
         return self._rebatched(self.destinations.images(first, last), lambda part: part(self)[first:last])
@@ -100,11 +112,16 @@ class Merge:
 
 
 def reselect(
-    features: Tensor, keep: int, tiles: Tiles, temperature: float | None = 1000.0, budget: str = "equal"
+    features: Tensor,
+    keep: int,
+    tiles: Tiles,
+    temperature: float | None = TEMPERATURE,
+    budget: str = "equal",
+    last: Destinations | None = None,
 ) -> tuple[Destinations, Merge]:
-    """Pick destinations by features [B, T, n, C] and weigh the tokens by them."""
+    """Pick destinations by features [B, T, n, C], others than `last` where it can be, and weigh the tokens by them."""
     similar = similarity(features, tiles)
-    destinations = select(features, keep, tiles, budget, similar)
+    destinations = select(features, keep, tiles, budget, similar, last)
     return destinations, weigh(features, destinations, tiles, temperature, similar)
 
 
@@ -112,7 +129,7 @@ def weigh(
     features: Tensor,
     destinations: Destinations,
     tiles: Tiles,
-    temperature: float | None = 1000.0,
+    temperature: float | None = TEMPERATURE,
     similar: Tensor | None = None,
 ) -> Merge:
     """Spread the tokens over destinations by features [B, T, n, C]; their dtype is that of the weights.

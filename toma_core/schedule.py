@@ -1,6 +1,7 @@
 """At this point of the sampling run: leave the tokens alone, reselect, reweight or reuse.
 
-The whole rule, which the front end restates: of S steps, step s is active if start <= s / S < end. Counted
+The whole rule, which the front end restates: of S steps, step s is active if start <= s / S and
+(s + 1) / S <= end, so that an end before 100 % leaves the last step alone, however few there are. Counted
 from the first active step, every `reselect_every`-th step reselects; of the others, every
 `reweight_every`-th since then reweights; the rest reuse.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
-from math import ceil
+from math import ceil, floor
 
 
 class Action(str, Enum):
@@ -30,7 +31,7 @@ class Schedule:
     def span(self, steps: int) -> tuple[int, int]:
         """The first active step and the one after the last."""
         # 0.6 * 20 and 0.35 * 20 must not miss a step for the last bit of a float
-        return ceil(self.start_percent * steps - 1e-6), ceil(self.end_percent * steps - 1e-6)
+        return ceil(self.start_percent * steps - 1e-6), floor(self.end_percent * steps + 1e-6)
 
     def action(self, step: int, steps: int) -> Action:
         first, end = self.span(steps)
@@ -57,6 +58,12 @@ def step_of(sigma: float, sigmas: Sequence[float]) -> int:
         return nearest
     between = (step for step in steps if min(sigmas[step : step + 2]) < sigma < max(sigmas[step : step + 2]))
     return next(between, nearest)
+
+
+def place_of(sigma: float, step: int, sigmas: Sequence[float]) -> float:
+    """How far into the schedule a call at `sigma` of step `step` is: that step, and the part of it behind."""
+    first, last = sigmas[step : step + 2]
+    return step + min(max((first - sigma) / (first - last), 0.0), 1.0) if first != last else float(step)
 
 
 def as_json(settings: Iterable[Schedule], steps: Sequence[int]) -> list[dict]:

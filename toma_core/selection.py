@@ -19,6 +19,7 @@ from torch import Tensor
 from .tiles import Tiles
 
 SELF = 2.0  # the similarity of a token to itself, see `similarity`
+RESTED = 4.0  # what is on top of it for a token that was not picked last time
 CHANNELS = 512  # of half-precision features held in fp32 at a time
 HALVED = 64  # picks from which it pays to drop the settled tokens half-way
 LARGE = 2048  # tokens of a tile from which it pays to look only at what a pick has changed
@@ -62,7 +63,7 @@ def similarity(features: Tensor, tiles: Tiles) -> Tensor:
     """Cosine similarities inside each tile, fp32: [B, T, n, C] -> [B, T, n, n].
 
     The diagonal is 2 instead of 1, more than any other token can reach. Each free token's gain then has 1
-    on top, so a token is never picked twice, and a destination always represents itself. Zero tokens count
+    on top, so a token is never picked twice, and a destination represents itself before all others. Zero tokens count
     as equal to one another. Padding resembles nothing (-4), and nothing is gained by resembling it.
     """
     b, t, n, c = features.shape
@@ -90,16 +91,24 @@ def similarity(features: Tensor, tiles: Tiles) -> Tensor:
 
 
 def select(
-    features: Tensor, keep: int, tiles: Tiles, budget: str = "equal", similar: Tensor | None = None
+    features: Tensor,
+    keep: int,
+    tiles: Tiles,
+    budget: str = "equal",
+    similar: Tensor | None = None,
+    last: Destinations | None = None,
 ) -> Destinations:
     """Pick `keep` destinations of each image, at least one a tile, by features [B, T, n, C].
 
     budget "equal" gives each tile the same number; "adaptive" keeps the largest gains over all tiles of
     the image, which is exact greedy for the image up to twice the equal share in any tile.
-    `similar` is `similarity(features, tiles)` if there is one already.
+    `similar` is `similarity(features, tiles)` if there is one already. The destinations of `last` rest:
+    they are picked again only where they gain far more than others do, or where no others are left.
     """
     keep = min(max(keep, tiles.count), tiles.tokens)
     similar = similarity(features, tiles) if similar is None else similar.clone()
+    if last is not None:
+        similar.diagonal(dim1=2, dim2=3).add_(_rested(last, tiles) * RESTED)
     if budget == "adaptive" and tiles.count > 1:
         slots = min(tiles.size, 2 * -(-keep // tiles.count))
         index, gains = greedy(similar, slots)
@@ -112,6 +121,16 @@ def select(
         return Destinations(index, keep)
     used = _first(shares, similar.device).expand(len(index), -1, -1)
     return _packed(index, used, keep)
+
+
+def _rested(last: Destinations, tiles: Tiles) -> Tensor:
+    """The tokens that were not among these destinations: bool [B, T, n]. Padding never rested."""
+    picked = last.index.unsqueeze(-1) == torch.arange(tiles.size, device=last.index.device)  # [B, T, s, n]
+    if last.used is not None:
+        picked = picked & last.used.unsqueeze(-1)
+    rested = ~picked.any(2)
+    real = tiles.real_on(last.index.device)
+    return rested if real is None else rested & real
 
 
 def greedy(similar: Tensor, picks: int) -> tuple[Tensor, Tensor]:
@@ -134,9 +153,9 @@ def _pick_in_halves(best: Tensor, picks: int) -> tuple[Tensor, Tensor]:
         return _pick(best, picks)
     half = picks // 2
     tokens, values = _pick(best, half)
-    best, rest = _settle(best, tokens[:, -1:], best.shape[1] - half)
+    best, rest, settled = _settle(best, tokens[:, -1:], best.shape[1] - half)
     more, more_values = _pick(best, picks - half)
-    return torch.cat((tokens, rest.gather(1, more)), -1), torch.cat((values, more_values + SELF * half), -1)
+    return torch.cat((tokens, rest.gather(1, more)), -1), torch.cat((values, more_values + settled), -1)
 
 
 def _pick(best: Tensor, picks: int) -> tuple[Tensor, Tensor]:
@@ -183,14 +202,16 @@ def _row(best: Tensor, token: Tensor) -> Tensor:
     return best.gather(1, token.unsqueeze(-1).expand(-1, -1, best.shape[-1]))
 
 
-def _settle(best: Tensor, last: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def _settle(best: Tensor, last: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
     """After the pick `last` [BT, 1], what is picked is settled: best of the `count` other tokens alone,
-    [BT, count, count], and which they are, [BT, count]."""
+    [BT, count, count], which they are, [BT, count], and the share of the settled ones in f, [BT, 1]."""
     so_far = _row(best, last)
     best.clamp_(min=so_far)
-    rest = _positions((so_far.squeeze(1) < SELF).cumsum(-1), count)
+    free = so_far.squeeze(1) < SELF
+    rest = _positions(free.cumsum(-1), count)
     rows = best.flatten(0, 1).index_select(0, through_batch(rest, best.shape[1])).unflatten(0, rest.shape)
-    return rows.gather(2, rest.unsqueeze(1).expand(-1, count, -1)), rest
+    settled = so_far.squeeze(1).masked_fill(free, 0.0).sum(-1, keepdim=True)
+    return rows.gather(2, rest.unsqueeze(1).expand(-1, count, -1)), rest, settled
 
 
 def through_batch(index: Tensor, each: int) -> Tensor:

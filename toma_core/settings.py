@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import Enum
 
 from .schedule import Schedule
@@ -28,8 +28,8 @@ class Settings:
     """One way to merge. `ratio` is the share of tokens merged away.
 
     `carry_detail`: a step that picks tokens runs unmerged and remembers what the blocks added to every
-    token; the merged steps after it only compute how that changed. Without it every step is merged and
-    tokens of one group all receive the same.
+    token and how that changes; the merged steps after it compute only what differs from its going on so.
+    Without it every step is merged and tokens of one group all receive the same.
     """
 
     ratio: float = 0.5
@@ -49,7 +49,7 @@ class Settings:
         )
         _one_of("budget", self.budget, BUDGETS)
         _one_of("tile_size", self.tile_size, TILE_SIZES)
-        _within("ratio", self.ratio, 0.0, 0.9)
+        _within("ratio", self.ratio, 0.0, 0.95)
         _within("start_percent", self.start_percent, 0.0, 1.0)
         _within("end_percent", self.end_percent, 0.0, 1.0)
         _whole("reselect_every", self.reselect_every, 1)
@@ -90,15 +90,14 @@ def _one_of(name: str, value: object, allowed, kind=None):
     return kind(value) if kind else value
 
 
-_QUALITY = Settings(ratio=0.5, tile_size=4, reselect_every=2, reweight_every=2, end_percent=0.9)
-_BALANCED_UNET = Settings(ratio=0.75, tile_size=4, reselect_every=3, reweight_every=3, end_percent=0.9)
-_BALANCED_FLUX = Settings(ratio=0.85, tile_size=4, reselect_every=2, reweight_every=2, end_percent=0.9)
-_FAST_UNET = Settings(ratio=0.85, tile_size=4, reselect_every=4, reweight_every=4, end_percent=0.95)
-_FAST_FLUX = Settings(ratio=0.85, tile_size=4, reselect_every=3, reweight_every=3, end_percent=0.9)
+_BALANCED = Settings(ratio=0.85, tile_size=8, reselect_every=2, reweight_every=2, end_percent=0.9)
+_QUALITY = replace(_BALANCED, start_percent=0.3)
+_FAST_UNET = Settings(ratio=0.92, tile_size=8, reselect_every=3, reweight_every=3)
+_FAST_FLUX = Settings(ratio=0.85, tile_size=8, reselect_every=3, reweight_every=3, end_percent=0.9)
 _PAPER = dict(ratio=0.5, merge=MergeWhere.LAYER, budget="equal", carry_detail=False)
 
 PRESETS: dict[str, dict[str, Settings]] = {
-    "balanced": {"unet": _BALANCED_UNET, "flux": _BALANCED_FLUX},
+    "balanced": {"unet": _BALANCED, "flux": _BALANCED},
     "quality": {"unet": _QUALITY, "flux": _QUALITY},
     "fast": {"unet": _FAST_UNET, "flux": _FAST_FLUX},
     "paper": {

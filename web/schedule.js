@@ -5,7 +5,7 @@ export const LEAVE = "leave", RESELECT = "reselect", REWEIGHT = "reweight", REUS
 /** What each of `steps` steps does. */
 export function table({ reselect_every, reweight_every, start_percent, end_percent }, steps) {
   const first = Math.ceil(start_percent * steps - 1e-6);
-  const end = Math.ceil(end_percent * steps - 1e-6);
+  const end = Math.floor(end_percent * steps + 1e-6);
   return Array.from({ length: steps }, (_, step) => {
     if (step < first || step >= end) return LEAVE;
     const since = (step - first) % reselect_every;

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
-from comfyui_toma.toma_core.merge import Merge, weigh
+from comfyui_toma.toma_core.merge import TEMPERATURE, Merge, weigh
 from comfyui_toma.toma_core.patcher import call as patched_call
 from comfyui_toma.toma_core.selection import Destinations, select
 from comfyui_toma.toma_core.tiles import Tiles
@@ -20,35 +20,60 @@ from torch import Tensor
 
 @contextmanager
 def chosen_by(choose):
-    """While active, blocks merge by choose(features [B, T, n, C], keep, tiles) instead of facility location."""
+    """While active, blocks merge by choose(features [B, T, n, C], keep, tiles, temperature) instead of facility
+    location."""
     ours = patched_call.reselect
-    patched_call.reselect = lambda features, keep, tiles, budget="equal": (
-        None,
-        choose(features, keep, tiles),
-    )
+
+    def theirs(features, keep, tiles, temperature=TEMPERATURE, budget="equal", last=None):
+        return None, choose(features, keep, tiles, temperature)
+
+    patched_call.reselect = theirs
     try:
         yield
     finally:
         patched_call.reselect = ours
 
 
-def random_picks(features: Tensor, keep: int, tiles: Tiles) -> Merge:
+@contextmanager
+def nothing_computed(drift: bool):
+    """While active, merged steps add what a full step has added, and nothing of their own: what a cache of blocks
+    does. With `drift` that goes on as it changed from one full step to the next, as the better caches do."""
+    counted, expected = patched_call.Call._counted, patched_call.Call._expected
+
+    def nothing(self, place, name, change, wanted):
+        out = counted(self, place, name, change, wanted)
+        if wanted is None:
+            return out
+        return torch.zeros_like(out) if place.first else -self.spread[name]
+
+    def as_it_was(self, name, tiles):
+        return expected(self, name, tiles) if drift else self.kept.added[name]
+
+    patched_call.Call._counted, patched_call.Call._expected = nothing, as_it_was
+    try:
+        yield
+    finally:
+        patched_call.Call._counted, patched_call.Call._expected = counted, expected
+
+
+def random_picks(features: Tensor, keep: int, tiles: Tiles, temperature: float) -> Merge:
     shares = select(features, keep, tiles)  # as many in each tile as ours
     index = torch.rand(features.shape[:3]).argsort(-1)[..., : shares.index.shape[-1]]
-    return weigh(features, replace(shares, index=index), tiles)
+    return weigh(features, replace(shares, index=index), tiles, temperature)
 
 
-def regular_picks(features: Tensor, keep: int, tiles: Tiles) -> Merge:
+def regular_picks(features: Tensor, keep: int, tiles: Tiles, temperature: float) -> Merge:
     """Every n-th token along a checkered walk of the tile."""
     shares, n = select(features, keep, tiles), features.shape[2]
     side = round(n**0.5)
     walk = torch.arange(n).view(side, side)
     walk = torch.stack([row.roll(i % 2) for i, row in enumerate(walk)]).flatten()
     index = walk[torch.linspace(0, n - 1, shares.index.shape[-1]).round().long()]
-    return weigh(features, replace(shares, index=index.expand_as(shares.index).contiguous()), tiles)
+    index = index.expand_as(shares.index).contiguous()
+    return weigh(features, replace(shares, index=index), tiles, temperature)
 
 
-def pooling(features: Tensor, keep: int, tiles: Tiles) -> Merge:
+def pooling(features: Tensor, keep: int, tiles: Tiles, temperature: float) -> Merge:
     """Means of 2x2 (or 2x1) tokens that lie side by side."""
     whole = Tiles.of(tiles.height, tiles.width, 2)
     split = whole.split(tiles.join(features))
@@ -78,7 +103,7 @@ class Matched:
         return x + self.up(change)
 
 
-def tomesd_matching(features: Tensor, keep: int, tiles: Tiles) -> Matched:
+def tomesd_matching(features: Tensor, keep: int, tiles: Tiles, temperature: float) -> Matched:
     """The PyPI package's own bipartite matching, over the whole image, a destination at random in each 2x2."""
     from tomesd.merge import bipartite_soft_matching_random2d
 

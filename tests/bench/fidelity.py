@@ -167,6 +167,7 @@ class Studio:
         with (
             Watch(self.model, tokens, len(batch) * (1 if self.cfg == 1 else 2)) as watch,
             rivals.chosen_by(point.choose) if point.choose else nullcontext(),
+            rivals.nothing_computed(point.reuse == "drifting") if point.reuse else nullcontext(),
         ):
             began = time.process_time()  # the machine may be busy, or the unmerged run of another day
             out = comfy.sample.sample(model, *run, seed=seed, disable_pbar=True)
@@ -185,7 +186,7 @@ def by_flops(family: str, point: Point, pairs: list[tuple[Drawn, Drawn]]) -> flo
         return point.of_steps * len(pairs) * total / spent
     faster = 1.0
     if point.settings:
-        faster = fullsize.speedup_by_flops(family, point.settings, point.steps)
+        faster = fullsize.speedup_by_flops(family, point.settings, point.steps, reuse=bool(point.reuse))
     if point.keys_and_values is not None:
         faster = total / (total - fullsize.saved_by_keys_and_values(family, point.keys_and_values))
     return faster * point.of_steps / point.steps

@@ -201,6 +201,7 @@ def parts(
         place = index[kind]
         index[kind] += 1
         kept = keep_count(tokens, ratio) if place >= first else tokens
+        kept = max(kept, tokens // tile**2) if tile else kept  # at least one a tile
         made = flux_block(kind, tokens, where, kept) if kind else unet_block(tokens, channels, where, kept)
         total.update({f"{name}: {part}": flops for part, flops in made.items()})
         if tile is not None and kept < tokens:
@@ -237,13 +238,22 @@ def merged_total(family: str, settings, size: Size = FULL, merging: bool = True)
     return parts(family, size, settings.ratio, settings.merge.value, skip, tile).total()
 
 
-def speedup_by_flops(family: str, settings, steps: int, size: Size = FULL, merging: bool = True) -> float:
+def outside_total(family: str, size: Size = FULL) -> int:
+    """FLOPs of one evaluation that are not in its transformer blocks."""
+    return (_unet_outside(size) if family == "unet" else _flux_outside(size)).total()
+
+
+def speedup_by_flops(
+    family: str, settings, steps: int, size: Size = FULL, merging: bool = True, reuse: bool = False
+) -> float:
     """FLOPs of an unmerged run of `steps` / of one with these settings, step by step as the schedule says.
 
     `family` is "unet" (SDXL) or "flux". A step that carries detail runs unmerged when it picks. Selection is left
-    out (0.1 % of a step); `merging` False leaves out the products of merge and unmerge too.
+    out (0.1 % of a step); `merging` False leaves out the products of merge and unmerge too. With `reuse` no block runs
+    where merged ones would.
     """
     full, merged = parts(family, size).total(), merged_total(family, settings, size, merging)
+    merged = outside_total(family, size) if reuse else merged
     unmerged_actions = ("leave", "reselect") if settings.carries else ("leave",)
     table = [action.value for action in settings.schedule.table(steps)]
     return steps * full / sum(full if action in unmerged_actions else merged for action in table)

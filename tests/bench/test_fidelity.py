@@ -35,11 +35,13 @@ def test_rivals_have_the_speed_of_the_preset_they_stand_against(lib, family):
     assert [presets[name] for name in points.ENDS] == pytest.approx([1.15, 2.0], abs=0.01)
     against = [p for p in found if p.against in presets]
     carried = {"random, carried", "regular, carried"}
-    assert {p.method for p in against} == {"paper", *points.RIVALS, *carried}
-    assert all(p.choose for p in against if p.method != "paper")
+    assert {p.method for p in against} == {"paper", *points.REUSE.values(), *points.RIVALS, *carried}
+    assert all(bool(p.choose) != (p.method in ("paper", *points.REUSE.values())) for p in against)
     for point in against:
-        slack = 0.05 if point.method == "pooling" else 0.002  # pooling can only end a step earlier or later
-        assert points.speedup(family, point.settings) == pytest.approx(presets[point.against], rel=slack)
+        # these can only end a step earlier or later
+        slack = 0.08 if point.reuse else {"pooling": 0.05}.get(point.method, 0.002)
+        speedup = points.speedup(family, point.settings, reuse=bool(point.reuse))
+        assert speedup == pytest.approx(presets[point.against], rel=slack), point
     keys = [point.key for point in found]
     assert len(set(keys)) == len(keys), "each is kept under a name of its own"
 
@@ -112,7 +114,7 @@ def test_rivals_keep_as_many_tokens_as_ours_and_each_its_own(lib, name):
     torch.manual_seed(0)
     tiles, keep = Tiles.of(16, 16, 4), 100
     x = torch.randn(2, 256, 8)
-    merge = lib["points"].RIVALS[name](tiles.split(x), keep, tiles)
+    merge = lib["points"].RIVALS[name](tiles.split(x), keep, tiles, 1000.0)
     assert merge.kept.shape == (2, keep)
     assert all(len(set(kept.tolist())) == keep for kept in merge.kept)
     rows = torch.randn(2, keep, 3)

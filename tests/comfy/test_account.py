@@ -96,20 +96,26 @@ def test_seconds_of_a_run_that_was_stopped(models, merged):
     assert told.seconds_per_step == pytest.approx(told.seconds / 2)
 
 
-def test_old_detail_is_dropped_before_the_step_that_renews_it(models, merged, monkeypatch):
+def test_old_drift_is_dropped_before_the_step_that_renews_it(models, merged, monkeypatch):
+    """That step needs the most memory. What was added it needs, to see how that has changed."""
     from comfyui_toma.toma_core.patcher.call import Call
     from comfyui_toma.toma_core.patcher.run import Run
 
     decide, held = Run._call, []
 
+    def as_large_as_the_tokens(part) -> int:
+        tensors = [*part[0].added.values(), *part[0].drift.values(), *part[0].beyond.values()]
+        return sum(tensor.shape[1] == 64 for tensor in tensors)
+
     def watched(self, *args, **about) -> Call:
         call = decide(self, *args, **about)
-        held.append((call.action.name, sum(len(kept.added) for kept, _ in self.kept.values())))
+        held.append((call.action.name, sum(map(as_large_as_the_tokens, self.kept.values()))))
         return call
 
     monkeypatch.setattr(Run, "_call", watched)
-    builders.sample(merged(models["flux"], reselect_every=2), **SIZE)
-    assert held == [("RESELECT", 0), ("REUSE", 2), ("RESELECT", 0), ("REUSE", 2)]
+    builders.sample(merged(models["flux"], reselect_every=2), **{**SIZE, "steps": 6})
+    turns = [("RESELECT", 0), ("REUSE", 2), ("RESELECT", 2), ("REUSE", 4), ("RESELECT", 2), ("REUSE", 4)]
+    assert held == turns
 
 
 def test_a_wrapper_that_splits_the_batch(models):

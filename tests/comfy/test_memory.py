@@ -104,10 +104,15 @@ def test_peak_memory_is_that_of_the_unmerged_run(comfy, name):
     with Peak() as unmerged:
         real.run(Call(presets[0], Action.LEAVE, Kept(0, 0, 0), latent=(128, 128)))
     for settings in presets:
-        real, kept = Real(name, settings), Kept(1, 0, 0)
+        real = Real(name, settings)
+        kept = Kept(1, 0, 0, coarse=real.family.coarse)
         with Peak() as merged:
-            for action in (Action.RESELECT, Action.REUSE):
-                real.run(Call(settings, action, kept, latent=(128, 128)))
+            for action, at in ((Action.RESELECT, 0.0), (Action.REUSE, 1.0)):
+                real.run(Call(settings, action, kept, at=at, latent=(128, 128)))
+            kept = Kept(1, 2, 2, before=kept.outline(), coarse=kept.coarse)
+            for action, at in ((Action.RESELECT, 2.0), (Action.REUSE, 3.0)):
+                real.run(Call(settings, action, kept, at=at, latent=(128, 128)))
+        assert kept.trust and kept.drift, "nothing was learnt"
         assert kept.added, "nothing was carried: this test would show nothing"
         more = (real.weights + merged.most) / (real.weights + unmerged.most) - 1
         print(f"{name} {settings.ratio}: {more:+.2%} of {(real.weights + unmerged.most) / 2**30:.1f} GiB")

@@ -94,16 +94,33 @@ def residual_unmerged_whole(patch):
 
 
 def detail_counted_twice(patch):
+    """What was expected comes with the change of the kept tokens once more."""
     from comfyui_toma.toma_core.patcher.call import Call
 
-    remember = Call._remember
+    counted = Call._counted
 
-    def forgetful(self, place, added, x, grid):
-        remember(self, place, added, x, grid)
-        for value in self.kept.added_merged.values():
-            value.zero_()
+    def forgetful(self, place, name, change, expected):
+        return counted(self, place, name, change, None if expected is None else expected * 0)
 
-    patch.setattr(Call, "_remember", forgetful)
+    patch.setattr(Call, "_counted", forgetful)
+
+
+def drift_forgotten(patch):
+    from comfyui_toma.toma_core.patcher.call import Call
+
+    patch.setattr(Call, "_expected", lambda self, name, tiles: self.kept.added[name])
+
+
+def always_steady(patch):
+    from comfyui_toma.toma_core.patcher import call
+
+    patch.setattr(call, "steadiness", lambda expected, real: torch.ones_like(real[:, :1, :1]))
+
+
+def cells_where_there_are_none(patch):
+    from comfyui_toma.toma_core.patcher.call import Kept, cells
+
+    patch.setattr(Kept, "as_drift", lambda self, tokens, tiles: cells(tokens, tiles))
 
 
 def control_counted_as_detail(patch):
@@ -115,6 +132,39 @@ def control_counted_as_detail(patch):
         init(self, *args, **{**kwargs, "control": False})
 
     patch.setattr(Call, "__init__", blind)
+
+
+def all_is_believed(patch):
+    from comfyui_toma.toma_core.patcher import call
+
+    patch.setattr(call, "believable", lambda seen, real, share: torch.ones_like(real[:, :1]))
+
+
+def spread_twice(patch):
+    """What the first blocks of a span have spread is not taken off at its last."""
+    from comfyui_toma.toma_core.patcher.call import Call
+
+    counted = Call._counted
+
+    def careless(self, place, name, change, expected):
+        out = counted(self, place, name, change, expected)
+        return out + self.spread.get(name, 0.0) if place.last else out
+
+    patch.setattr(Call, "_counted", careless)
+
+
+def learnt_from_one_prompt_only(patch):
+    """The prompt that is asked first throws away what the others are to learn from."""
+    from comfyui_toma.toma_core.patcher.run import Run
+
+    ask = Run._call
+
+    def selfish(self, keys, step, **about):
+        call = ask(self, keys, step, **about)
+        self.kept = {key: part for key, part in self.kept.items() if not part[0].outlined}
+        return call
+
+    patch.setattr(Run, "_call", selfish)
 
 
 def check_flux(kind):
@@ -136,7 +186,13 @@ FAULTS = [
     (residual_unmerged_whole, check_flux("single")),
     (residual_unmerged_whole, lambda m, g, p: test_by_hand.check_unet_block(m)),
     (detail_counted_twice, lambda m, g, p: test_by_hand.check_carry()),
+    (drift_forgotten, lambda m, g, p: test_by_hand.check_carry()),
+    (always_steady, lambda m, g, p: test_by_hand.check_carry()),
+    (cells_where_there_are_none, lambda m, g, p: test_by_hand.check_carry()),
     (control_counted_as_detail, lambda m, g, p: test_by_hand.check_carry()),
+    (all_is_believed, lambda m, g, p: test_by_hand.check_carry()),
+    (spread_twice, lambda m, g, p: test_by_hand.check_carry()),
+    (learnt_from_one_prompt_only, lambda m, g, p: test_runs.check_prompts_apart(m, g, p, "flux")),
 ]
 
 

@@ -78,7 +78,7 @@ def test_ratio_zero_is_the_unmerged_picture(server):
     [
         ({"start_percent": 0.8, "end_percent": 0.2}, "start_percent"),
         ({"end_percent": 1.5}, "end_percent"),
-        ({"ratio": 0.95}, "ratio"),
+        ({"ratio": 0.96}, "ratio"),
         ({"ratio": "many"}, "ratio"),
         ({"tile_size": "5"}, "tile_size"),
         ({"reselect_every": 0}, "reselect_every"),

@@ -226,3 +226,22 @@ def test_other_models_are_refused_by_name(comfy):
     patcher = comfy.model_patcher.ModelPatcher(model, torch.device("cpu"), torch.device("cpu"))
     with pytest.raises(UnsupportedModel, match="SD3.*SDXL.*Flux"):
         patch(patcher, Settings())
+
+
+@pytest.mark.parametrize("double", ["0", "1"])
+@pytest.mark.parametrize("single", ["0", "1"])
+def test_blocks_that_another_node_leaves_out(models, merged, double, single):
+    """SkipLayerGuidance evaluates the model a second time without some blocks: the first of a span, or the last, so
+    that the span's detail is not all there."""
+    from comfy_extras.nodes_slg import SkipLayerGuidanceDiT
+
+    run = {**RUN, "steps": 6}
+    told = {"double_layers": double, "single_layers": single, "rescaling_scale": 0.0}
+    guided = SkipLayerGuidanceDiT.execute(
+        models["flux"], scale=3.0, start_percent=0.0, end_percent=1.0, **told
+    ).args[0]
+    patched = merged(guided, reselect_every=2)
+    out, unmerged = builders.sample(patched, **run), builders.sample(guided, **run)
+    plain = builders.sample(models["flux"], **run)
+    assert (out - unmerged).norm() < (unmerged - plain).norm(), "the guidance has its effect"
+    assert report(patched).finished and report(patched).blocks_merged == report(patched).blocks

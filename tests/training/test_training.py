@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[0]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from demo_pack import captions, codec
+from downloads import fetched
 from muon import orthogonalise
 
 
@@ -47,3 +49,15 @@ def test_subjects_are_far_apart():
 def test_wrong_captions_say_what_would_be_right(caption):
     with pytest.raises(ValueError, match="fox on blue.*Subjects: .*Colours: "):
         captions.encode(caption, 128, 32)
+
+
+def test_a_download_that_fails_leaves_nothing(tmp_path):
+    """And a file is not seen before it is whole: a second process would read half of it."""
+    write = "import pathlib, sys; pathlib.Path('data-1.tgz').write_text('whole'); "
+    look = f"assert not list(pathlib.Path({str(tmp_path)!r}).glob('data-*')); "
+    with pytest.raises(subprocess.CalledProcessError):
+        fetched(tmp_path, "data-*.tgz", [sys.executable, "-c", write + "sys.exit(1)"])
+    assert not list(tmp_path.iterdir())
+    got = fetched(tmp_path, "data-*.tgz", [sys.executable, "-c", write + look])
+    assert got == tmp_path / "data-1.tgz" and got.read_text() == "whole"
+    assert fetched(tmp_path, "data-*.tgz", ["no such command"]) == got, "it is there"

@@ -76,7 +76,7 @@ def call_node(model, values: dict) -> bool:
         assert str(error).split()[0].strip(":,") in ("model", *widgets(node)), error
         return False
     held = made.model_options["toma"].settings
-    assert 0 <= held.ratio <= 0.9 and held.reselect_every >= 1
+    assert 0 <= held.ratio <= 0.95 and held.reselect_every >= 1
     return True
 
 

@@ -43,8 +43,17 @@ def test_a_deep_clones_seams_call_its_own_blocks(bench):
 
 @pytest.mark.parametrize("merge", ["whole block", "each layer"])
 @pytest.mark.parametrize("name", ["flux", "sdxl"])
-def test_two_threads(bench, figure, name, merge):
+def test_two_threads(bench, figure, monkeypatch, name, merge):
     """Each thread gets what it gets alone, though both run at once and from one patched model."""
+    import comfy.sample
+
+    draw, one_at_a_time = comfy.sample.prepare_noise, threading.Lock()
+
+    def prepare_noise(*args, **kwargs):
+        with one_at_a_time:  # ComfyUI seeds torch's one generator and then draws from it
+            return draw(*args, **kwargs)
+
+    monkeypatch.setattr(comfy.sample, "prepare_noise", prepare_noise)
     first = merged(bench.models[name], merge=merge, carry_detail=merge == "whole block")
     second = deep_clone(first)
     runs = [(first, {**RUN, "seed": 1}), (second, {**RUN, "seed": 2, "width": 96})]

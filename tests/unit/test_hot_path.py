@@ -127,6 +127,35 @@ def test_other_grids_and_budgets_add_only_reads_of_rows(grid, budget):
     assert ops["bmm"] == 2 and ops["index_select"] <= 4 and set(ops) <= REUSE | {"index_select", "add"}, ops
 
 
+@pytest.mark.parametrize("coarse", [False, True])
+@pytest.mark.parametrize("grid", [PLAIN, PADDED])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_step_that_carries_detail_is_one_product_and_reads_of_rows(grid, dtype, coarse):
+    """The block of a merged step, the last of its span: full and merged steps before it have left all there is to
+    be looked up. Its own work is not counted."""
+    from comfyui_toma.toma_core.patcher.call import Call, Kept, Place
+    from comfyui_toma.toma_core.schedule import Action
+    from comfyui_toma.toma_core.settings import Settings
+
+    (height, width, tile, ratio), (_, x, _) = grid, setting(grid, dtype=dtype)
+    settings, place = Settings(ratio=ratio, tile_size=tile, reselect_every=2), Place("s", "s", 0, True, True)
+    kept = Kept(1, 0, 0, coarse=coarse)
+
+    def step(at: int) -> None:
+        action = Action.REUSE if at % 2 else Action.RESELECT
+        call = Call(settings, action, kept, at=float(at))
+        call.block(place, x.clone(), (height, width), lambda tokens, merge: tokens * 2)
+
+    for at in range(5):
+        if at in (2, 4):
+            kept = Kept(1, at, at, before=kept.outline(), coarse=coarse)
+        step(at)
+    assert kept.drift and kept.steady and kept.trust
+    ops = recorded(lambda: step(5))
+    assert ops["bmm"] == 1 and ops["index_select"] <= 6, ops
+    assert set(ops) <= REUSE | {"add", "sub", "mul", "clamp", "index_select", "slice", "_to_copy"}, ops
+
+
 @pytest.mark.parametrize("temperature", [1000.0, None])
 @pytest.mark.parametrize("grid", [PLAIN, PADDED, UNEVEN])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -137,6 +166,8 @@ def test_reweigh_and_reselect_neither_sync_nor_sort_nor_scatter(grid, temperatur
     assert set(recorded(lambda: weigh(features, destinations, tiles, temperature))) <= WEIGH | ALSO
     assert set(recorded(lambda: reselect(features, keep, tiles, temperature))) <= RESELECT | ALSO
     assert set(recorded(lambda: reselect(features, keep, tiles, temperature, "adaptive"))) <= ADAPTIVE | ALSO
+    again = partial(reselect, features, keep, tiles, temperature, last=destinations)
+    assert set(recorded(again)) <= ADAPTIVE | ALSO | {"any"}
 
 
 @pytest.mark.parametrize("budget", ["equal", "adaptive"])

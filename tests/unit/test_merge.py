@@ -272,3 +272,16 @@ def test_a_batch_is_its_images(grid, budget, temperature):
     swapped = Merge.cat([together.images(2, 4), together.images(0, 2)])
     assert torch.allclose(swapped.merge(x.roll(2, 0)), merged.roll(2, 0), atol=1e-6)
     assert torch.equal(swapped.assignment(), together.assignment().roll(2, 0))
+
+
+@pytest.mark.parametrize("temperature", [1000.0, 3.0, None])
+@pytest.mark.parametrize("budget", ["equal", "adaptive"])
+@pytest.mark.parametrize("grid", [(16, 16, 4, 0.85), (17, 13, 8, 0.5), (16, 16, 8, 0.0)])
+def test_copies_are_taken_back_as_they_were(grid, temperature, budget):
+    """However soft the weights: what other nodes make of copies reaches the rows that were copied."""
+    _, merge = made(grid, temperature, budget)
+    y = torch.randn(*merge.kept.shape, 5)
+    whole = merge.copied(y)
+    assert torch.equal(merge.take(whole), y)
+    rows = merge.assignment().unsqueeze(-1).expand(-1, -1, 5)
+    assert torch.equal(whole, y.gather(1, rows))

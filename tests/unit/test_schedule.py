@@ -2,7 +2,7 @@ import json
 from pathlib import Path
 
 import pytest
-from comfyui_toma.toma_core.schedule import Action, Schedule, as_json, step_of
+from comfyui_toma.toma_core.schedule import Action, Schedule, as_json, place_of, step_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -31,6 +31,8 @@ def test_tables_as_a_reader_would_write_them():
     assert letters(Schedule(10, 5, 0.0, 0.6), 20) == "SrrrrwrrrrSr........"
     assert letters(Schedule(4, 2, 0.5, 1.0), 8) == "....Srwr"
     assert letters(Schedule(4, 2, 0.3, 0.3), 8) == "........"
+    assert letters(Schedule(2, 2, 0.0, 0.9), 8) == "SrSrSrS.", "the last step is left alone"
+    assert letters(Schedule(2, 2, 0.0, 0.9), 4) == "SrS."
 
 
 def test_the_file_that_the_front_end_shares():
@@ -49,10 +51,11 @@ schedules = st.builds(
 
 
 @given(schedules, st.integers(1, 100))
-def test_active_is_from_start_to_before_end(schedule, steps):
+def test_active_is_what_lies_between_start_and_end(schedule, steps):
     start, end = (round(p * 100) for p in (schedule.start_percent, schedule.end_percent))
     for step, action in enumerate(schedule.table(steps)):
-        active = start * steps <= step * 100 < end * steps  # in whole numbers, without rounding
+        # in whole numbers, without rounding
+        active = start * steps <= step * 100 and (step + 1) * 100 <= end * steps
         assert (action is not Action.LEAVE) == active
 
 
@@ -75,7 +78,7 @@ def test_percent_of_steps_does_not_stumble_over_floats():
     for steps in range(1, 200):
         for percent in range(101):
             first, end = Schedule(1, 1, percent / 100, percent / 100).span(steps)
-            assert first == end == -(-percent * steps // 100)
+            assert (first, end) == (-(-percent * steps // 100), percent * steps // 100)
 
 
 KARRAS = [14.6146, 9.8, 6.4, 4.1, 2.5, 1.5, 0.85, 0.46, 0.23, 0.1, 0.03, 0.0]
@@ -121,3 +124,21 @@ def test_repeated_and_unsorted_sigmas():
 @given(st.lists(st.floats(0.01, 100), min_size=2, max_size=30), st.floats(0, 200))
 def test_any_call_has_one_step(sigmas, sigma):
     assert 0 <= step_of(sigma, sigmas) < len(sigmas) - 1
+
+
+def test_place_in_the_schedule():
+    sigmas = [9.0, 5.0, 5.0, 1.0, 0.0]
+    for sigma, place in (
+        (9.0, 0),
+        (7.0, 0.5),
+        (5.0, 2),
+        (2.0, 2.75),
+        (1.0, 3),
+        (0.25, 3.75),
+        (12.0, 0),
+        (-1.0, 4),
+    ):
+        assert place_of(sigma, step_of(sigma, sigmas), sigmas) == place
+    assert place_of(5.0, 1, sigmas) == 1, "a step of no length"
+    rising = sigmas[::-1]  # as in unsampling
+    assert place_of(0.25, step_of(0.25, rising), rising) == 0.25

@@ -121,7 +121,12 @@ def test_picks_are_distinct_real_tokens_in_the_right_number(height, width, tile,
     wanted = keep_count(tiles.tokens, ratio)
     # few distinct values: many exact ties
     features = tiles.split(torch.randint(-1, 2, (2, tiles.tokens, 3)).to(dtype))
-    d = select(features, wanted, tiles, budget)
+    first = select(features, wanted, tiles, budget)
+    assert_distinct_real_tokens(first, wanted, tiles)
+    assert_distinct_real_tokens(select(features, wanted, tiles, budget, last=first), wanted, tiles)
+
+
+def assert_distinct_real_tokens(d, wanted: int, tiles: Tiles) -> None:
     assert d.keep == max(wanted, tiles.count)
     used = torch.ones_like(d.index, dtype=torch.bool) if d.used is None else d.used
     assert used.sum((1, 2)).tolist() == [d.keep] * 2
@@ -134,6 +139,61 @@ def test_picks_are_distinct_real_tokens_in_the_right_number(height, width, tile,
             assert all(tiles.real[t][index[t][slots[t]]].all() for t in range(tiles.count)), (
                 "padding was picked"
             )
+
+
+def used_picks(d) -> list[list[set[int]]]:
+    """Of each picture and tile."""
+    used = torch.ones_like(d.index, dtype=torch.bool) if d.used is None else d.used
+    return [[set(i[u].tolist()) for i, u in zip(*picture)] for picture in zip(d.index, used)]
+
+
+@pytest.mark.parametrize("budget", ["equal", "adaptive"])
+@pytest.mark.parametrize("tiles", [Tiles.of(16, 16, 4), Tiles.of(17, 13, 8)])
+@pytest.mark.parametrize("large", [False, True])
+def test_picks_rest_for_a_turn(tiles, budget, large, monkeypatch):
+    """While others are left nothing is picked twice running; of the others, those that gain the most."""
+    if large:
+        monkeypatch.setattr(selection, "LARGE", 1)
+    torch.manual_seed(3)
+    x = tiles.split(torch.randn(2, tiles.tokens, 16) + torch.randn(2, 1, 16))
+    last = None
+    for _ in range(3):
+        d = select(x, round(0.2 * tiles.tokens), tiles, budget, last=last)
+        if last is not None:
+            for before, after in zip(used_picks(last), used_picks(d)):
+                assert not any(old & new for old, new in zip(before, after))
+        last = d
+
+
+def test_the_best_of_the_rested_are_picked():
+    torch.manual_seed(4)
+    x, n = torch.randn(1, 1, 64, 8), 64
+    first = select(x, 16, whole(n))
+    again = select(x, 16, whole(n), last=first).index[0, 0]
+    rested = torch.tensor([i for i in range(n) if i not in first.index[0, 0].tolist()])
+    s, picked = cosines(x[0, 0]), []
+    for _ in range(16):
+        best = s[picked].amax(0) if picked else torch.full((n,), -1.0).double()
+        # what a token gains by standing for itself counts once more, as in `similarity`
+        gains = (s - best).relu().sum(1) + 1
+        gains[picked] = -1
+        picked.append(int(rested[gains[rested].argmax()]))
+    assert set(picked) == set(again.tolist())
+
+
+@pytest.mark.parametrize("picks", [40, 80, 150])
+def test_where_no_others_are_left_the_tired_are_picked_again(picks):
+    """Also where the second half of the picks goes without the settled tokens, with gains that go on falling."""
+    torch.manual_seed(5)
+    x, tiles = torch.randn(2, 1, 200, 16), whole(200)
+    first = select(x, 120, tiles)
+    d = select(x, picks, tiles, last=first)
+    for before, after in zip(used_picks(first), used_picks(d)):
+        assert len(after[0] - before[0]) == min(picks, 80) and len(after[0] & before[0]) == max(0, picks - 80)
+    similar = similarity(x, tiles)
+    similar.diagonal(dim1=2, dim2=3).add_(selection._rested(first, tiles) * selection.RESTED)
+    gains = selection.greedy(similar, picks)[1][:, 0]
+    assert (gains > 0).all() and (gains.diff(dim=-1) < 1e-3)[:, 1:].all()
 
 
 @pytest.mark.parametrize("side", [*range(8, 40), 48, 61, 64, 96, 97, 128, 131, 157, 160])

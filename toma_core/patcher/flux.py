@@ -16,7 +16,7 @@ from torch import Tensor
 from ..merge import Merge
 from ..schedule import Action
 from ..settings import MergeWhere, Settings, SettingsError
-from .call import Call, Grid, Place, finite
+from .call import Call, Grid, Place, finite, samples
 from .compiled import has_patches, keep_out_of_graphs, uncompiled
 from .memory import NoMemoryToMerge, ours, raise_unless_out_of_memory
 from .run import KEY, Family, network_of
@@ -63,7 +63,7 @@ class FluxFamily(Family):
         self.compiles = settings.merge is not MergeWhere.ATTENTION
 
     def install(self, options: dict) -> None:
-        keep_out_of_graphs(FluxFamily, Call, finite, _run, ours)
+        keep_out_of_graphs(FluxFamily, Call, finite, samples, _run, ours)
         if self.settings.merge is MergeWhere.ATTENTION:
             patches = options.setdefault("patches", {})
             patches["attn1_patch"] = [*patches.get("attn1_patch", ()), self._attention_in]

@@ -17,7 +17,7 @@ from functools import cached_property
 from torch import Tensor
 
 from ..merge import Merge
-from ..schedule import Action, step_of
+from ..schedule import Action, place_of, step_of
 from ..settings import Settings
 from .call import OUT_OF_MEMORY, Call, Grid, Kept, Place
 from .compiled import as_a_call_of_its_own, room_for_graphs
@@ -53,6 +53,12 @@ def _in_training(x: Tensor) -> str | None:
     return "the latent asks for gradients, as in training" if x.requires_grad else None
 
 
+def _outlined(parts: Sequence[tuple[Kept, int]]) -> list[tuple[Kept, int]]:
+    """The same chunks of outlines; those of one batch have one outline."""
+    outlines = {id(kept): kept if kept.outlined else kept.outline() for kept, _ in parts}
+    return [(outlines[id(kept)], slot) for kept, slot in parts]
+
+
 class Family(ABC):
     """What a run has to know of a model's architecture."""
 
@@ -60,6 +66,7 @@ class Family(ABC):
     description: str
     places: list[Place]
     compiles: bool = True  # whether torch.compile may have the blocks
+    coarse: bool = False  # whether the drift of what blocks add is remembered of cells of tokens, not of each
 
     @cached_property
     def by_name(self) -> dict[tuple[str, int], Place]:
@@ -213,6 +220,7 @@ class Run:
             # The one place where the host waits for the device: which step this is has to be known here.
             sigma = float(options["sigmas"].flatten()[0])
             step = step_of(sigma, self.sigmas)
+            about["at"] = place_of(sigma, step, self.sigmas)
         why_not = outside or _in_training(x) or self.family.why_not(x, options, inputs)
         if why_not:
             self.because(why_not)
@@ -272,31 +280,47 @@ class Run:
             return leave
         now = max(self.table.index(Action.RESELECT), sum(before < step for before in self.report.at_step))
         turns = [s for s in range(now + 1) if self.table[s] in (Action.RESELECT, Action.REWEIGHT)]
-        select_turn = max(s for s in turns if self.table[s] is Action.RESELECT)
-        self._drop_before(select_turn)
+        chosen_at = [s for s in turns if self.table[s] is Action.RESELECT]
+        self._drop_before(chosen_at)
         parts = [self.kept[k] for k in keys if k in self.kept]
+        known = len(parts) == len(keys)
+        late = any(kept.outlined or kept.selected_at < chosen_at[-1] for kept, _ in parts)
         try:
-            kept = Kept.gather(parts) if len(parts) == len(keys) else None
+            if late:  # not all of them, if one missed its turn
+                parts = _outlined(parts)
+            kept = Kept.gather(parts) if known else None
         except RuntimeError as error:
             raise_unless_out_of_memory(error)
             leave.reasons.append(OUT_OF_MEMORY)
             return leave
-        if kept is None:
-            return Call(self.settings, Action.RESELECT, Kept(len(keys), now, now), step, **about)
+        if late or not known:
+            fresh = Kept(len(keys), now, now, before=kept, coarse=self.family.coarse)
+            return Call(self.settings, Action.RESELECT, fresh, step, **about)
         if kept.weighed_at < turns[-1]:
             renewed = Kept(kept.chunks, kept.selected_at, now, dict(kept.merges))
             return Call(self.settings, Action.REWEIGHT, renewed, step, **about)
         return Call(self.settings, Action.REUSE, kept, step, **about)
 
-    def _drop_before(self, turn: int) -> None:
-        """What no call can use any more goes before the step that needs the most memory, not after it. Windows that
-        slide on, and are never seen again, don't pile up so."""
+    def _drop_before(self, turns: Sequence[int]) -> None:
+        """What no call can use any more goes before the step that needs the most memory, not after it: at each of the
+        turns to choose all that the one before had kept, but for its outline (which has what was added, to be
+        compared), and the outline with the next. Windows that slide on, and are never seen again, don't pile up so."""
         for key, (kept, _) in list(self.kept.items()):  # a copy: with several devices there are other threads
-            if kept.selected_at < turn:
+            if kept.selected_at < (turns[-2:][0] if self.settings.carries else turns[-1]):
                 self.kept.pop(key, None)
+        late = {key: part for key, part in list(self.kept.items()) if part[0].selected_at < turns[-1]}
+        try:
+            outlines = _outlined(list(late.values()))
+        except RuntimeError as error:
+            raise_unless_out_of_memory(error)
+            outlines = [None] * len(late)
+        for (key, part), outline in zip(late.items(), outlines, strict=True):
+            if self.kept.get(key) is part:
+                self.kept.pop(key) if outline is None else self.kept.update({key: outline})
 
     def _keep(self, call: Call, keys: Sequence[Hashable]) -> None:
         if call.action is not Action.LEAVE:
+            call.kept.before = None
             self.kept.update({key: (call.kept, slot) for slot, key in enumerate(keys)})
         for reason in call.reasons:
             self.because(reason)

@@ -19,7 +19,7 @@ from torch import Tensor
 from ..merge import Merge
 from ..schedule import Action
 from ..settings import MergeWhere, Settings
-from .call import Call, Grid, Place, finite
+from .call import Call, Grid, Place, finite, samples
 from .compiled import has_patches, keep_out_of_graphs, uncompiled
 from .memory import ours, raise_unless_out_of_memory
 from .run import KEY, Family, network_of
@@ -38,6 +38,7 @@ def _transformers(diffusion_model) -> dict[str, int]:
 
 class UNetFamily(Family):
     name = "unet"
+    coarse = True  # 0.3 dB further from the unmerged picture (tests/bench/FINDINGS.md) for half the memory
     description = "SDXL and its relatives on the same UNet (SD1.5, SD2, refiner, SSD-1B, Vega)"
 
     @staticmethod
@@ -73,7 +74,7 @@ class UNetFamily(Family):
             model.object_patches.pop(f"{path}.ff.forward", None)
 
     def install(self, options: dict) -> None:
-        keep_out_of_graphs(BlockSeam, FeedForwardSeam, Call, finite)
+        keep_out_of_graphs(BlockSeam, FeedForwardSeam, Call, finite, samples)
         options[f"{KEY}_blocks"] = {self.paths[place]: place for place in self.places}
 
     def why_not(self, x: Tensor, options: dict, inputs: dict) -> str | None:
@@ -131,9 +132,9 @@ class BlockSeam:
         if call.settings.merge is MergeWhere.BLOCK or call.action is Action.LEAVE or place.skipped:
 
             def run_block(tokens: Tensor, merge: Merge | None) -> Tensor:
-                options = (
-                    transformer_options if merge is None else _whole_for_others(transformer_options, merge)
-                )
+                options = transformer_options
+                if merge is not None:
+                    options = _whole_for_others(options, merge, call.settings.carries)
                 return self._original(tokens, context, options)
 
             return call.block(place, x, (height, width), run_block)
@@ -198,19 +199,21 @@ def _tokens_through(layer: str, change: Callable[[Tensor], Tensor]) -> Callable:
     return patch
 
 
-def _whole_for_others(options: dict, merge: Merge) -> dict:
-    """Options of a merged block in which the patches of other nodes still see all tokens."""
+def _whole_for_others(options: dict, merge: Merge, as_they_are: bool) -> dict:
+    """Options of a merged block in which the patches of other nodes still see all tokens: where destinations stand for
+    their group as they are, copies of them; else what unmerging gives, and its mean goes on."""
+    whole, shorter = (merge.copied, merge.take) if as_they_are else (merge.unmerge, merge.merge)
     for layer in ("attn1", "attn2"):
         if _patched(options, layer):
-            widen = _tokens_through(layer, partial(ours, merge.unmerge))
+            widen = _tokens_through(layer, partial(ours, whole))
             options = _around(
-                options, layer, widen, lambda n, extra_options: ours(merge.merge, n), outermost=True
+                options, layer, widen, lambda n, extra_options: ours(shorter, n), outermost=True
             )
     middle = options.get("patches", {}).get("middle_patch")
     if middle:
 
         def on_all(patch):
-            return lambda x, extra_options: ours(merge.merge, patch(ours(merge.unmerge, x), extra_options))
+            return lambda x, extra_options: ours(shorter, patch(ours(whole, x), extra_options))
 
         options = {**options, "patches": {**options["patches"], "middle_patch": [on_all(p) for p in middle]}}
     return options

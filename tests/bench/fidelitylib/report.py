@@ -10,7 +10,7 @@ import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from .points import CACHE, CARRIED, ENDS, FEW, OURS, STEPS
+from .points import CACHE, CARRIED, ENDS, FEW, OURS, REUSE, STEPS
 
 __all__ = ["mean", "median", "print_table", "findings", "plot", "sheet", "write_table"]
 
@@ -146,7 +146,7 @@ def plot(rows: list[dict], path: Path) -> None:
     for row in sorted(rows, key=lambda row: row["speedup"]):
         lines.setdefault(names.get(row["method"], row["method"]), []).append(row)
     about = max(rows, key=lambda row: row["prompts"])
-    figure, both = plt.subplots(1, 2, figsize=(11, 4.2))
+    figure, both = plt.subplots(1, 2, figsize=(11, 4.6))
     for axes, measure, title in zip(
         both, ("lpips", "psnr"), ("LPIPS (lower is closer)", "PSNR, dB (higher is closer)")
     ):
@@ -170,12 +170,12 @@ def plot(rows: list[dict], path: Path) -> None:
         if measure == "lpips":
             axes.set_yscale("log")
         axes.grid(alpha=0.3)
-    both[0].legend(fontsize=7)
+    figure.legend(*both[0].get_legend_handles_labels(), fontsize=7, loc="lower center", ncols=6)
     figure.suptitle(
         f"Demo model of {MODELS[about['model']]}, {about['tokens']} tokens, {about['prompts']} prompts, {STEPS} steps",
         fontsize=10,
     )
-    figure.tight_layout()
+    figure.tight_layout(rect=(0, 0.09, 1, 1))
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
     plt.close(figure)
@@ -211,6 +211,7 @@ def markdown(rows: list[dict]) -> str:
         for against in ("quality", "fast")
     ]
     wanted += [(f"{name}{CARRIED}", "balanced") for name in ("random", "regular")]
+    wanted += [(method, name) for method in REUSE.values() for name in OURS]
     lines = ["| | " + " | ".join(heads) + " |", "| --- |" + " --- |" * len(heads)]
 
     def cell(found: list[dict]) -> str:
@@ -226,6 +227,7 @@ def markdown(rows: list[dict]) -> str:
 
     for method, against in wanted:
         name = f"`{method}`" if method in (*OURS, "paper") else method
+        name = name.replace("reuse", "full steps reused")
         if method.endswith(CARRIED):
             name = f"`{against}` with {method.removesuffix(CARRIED)} picks"
         elif against:

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-CARRIED_TILE = 4  # of all presets that carry detail
+CARRIED_TILE = 8  # of all presets that carry detail
 
 
 @dataclass(frozen=True)
@@ -54,14 +54,14 @@ def toma(ratio: float, tile: int = 8, name: str = "toma") -> Method:
 
 
 def carried(ratio: float) -> Method:
-    """Two steps: one unmerged that chooses, one merged that carries its detail."""
+    """Four steps, every other one merged: the last is one that carries detail along its drift."""
     from comfyui_toma.toma_core.settings import Settings
 
     settings = Settings(
-        ratio=ratio, tile_size=CARRIED_TILE, reselect_every=20, reweight_every=20, skip_first_blocks=0
+        ratio=ratio, tile_size=CARRIED_TILE, reselect_every=2, reweight_every=2, skip_first_blocks=0
     )
     return Method(
-        "toma carried", partial(_toma, settings), ratio, steps=2, where="whole block", note="carry_detail"
+        "toma carried", partial(_toma, settings), ratio, steps=4, where="whole block", note="carry_detail"
     )
 
 

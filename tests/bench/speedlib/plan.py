@@ -97,7 +97,7 @@ def quick() -> list[Group]:
     ours = [methods.none(), *(methods.toma(ratio) for ratio in RATIOS), *(methods.shorter(r) for r in RATIOS)]
     other = [methods.tomesd(0.5), methods.tomesd_attention(0.5), methods.todo()]
     nodes = [methods.tome_node(), methods.hypertile()]
-    compared = [*ours, methods.paper("unet"), methods.carried(0.5), *other, *nodes]
+    compared = [*ours, methods.paper("unet"), methods.carried(0.85), *other, *nodes]
     groups = [_block(channels, fullsize.FULL, compared) for channels in PASSING]
     few = [methods.none(), methods.toma(0.5), methods.shorter(0.5), methods.toma(0.75), *nodes]
     build = partial(models.flux, 1, 1)
