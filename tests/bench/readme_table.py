@@ -1,14 +1,16 @@
-"""README's speed table, made from the JSON file of the speed benchmark.
+"""README's speed tables and the figures of its presets, made from the JSON files of the benchmarks.
 
-    python dev.py bench readme_table speed.json [--write README.md]
+    python dev.py bench readme_table speed.json [--fidelity fidelity.json] [--write README.md]
 
-With --write the lines between <!-- speed --> and <!-- /speed --> are replaced.
+With --write the lines between <!-- speed --> and <!-- /speed --> are replaced; with --fidelity also what the first table
+says of each preset: its measured speed-up, and its distance from the unmerged picture at 1024 tokens.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -130,18 +132,39 @@ def written(readme: str, made: str) -> str:
     return f"{before}{BEGIN}\n{made}\n{END}{after}"
 
 
+def presets_filled(readme: str, speed: dict, fidelity: dict) -> str:
+    """The README with the cells of each preset as the rows say."""
+    for name in ("quality", "balanced", "fast"):
+        cells = []
+        for model, family in (("SDXL", "unet"), ("Flux", "flux")):
+            faster = next(r for r in speed["rows"] if (r["method"], r["model"]) == (f"preset {name}", model))
+            about = (name, family, 1024)
+            far = next(r for r in fidelity["rows"] if (r["method"], r["model"], r["tokens"]) == about)
+            distance = f"{far['psnr']:.1f} dB, {far['lpips']:.4f}".replace(" 0.", " .")
+            cells.append(f" {faster['speedup']:.2f}x, {distance} |")
+        line = rf"(\| `{name}`[^|]*\|)[^|]*\|[^|]*\|"
+        readme, found = re.subn(line, r"\1" + "".join(cells), readme, count=1)
+        if not found:
+            sys.exit(f"The README has no line for the preset {name}.")
+    return readme
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("json", type=Path)
+    parser.add_argument("--fidelity", type=Path, metavar="JSON")
     parser.add_argument("--write", type=Path, metavar="README")
     options = parser.parse_args()
-    made = text(json.loads(options.json.read_text(encoding="utf-8")))
+    speed = json.loads(options.json.read_text(encoding="utf-8"))
     if not options.write:
-        print(made)
+        print(text(speed))
         return
-    options.write.write_text(written(options.write.read_text(encoding="utf-8"), made), encoding="utf-8")
+    readme = written(options.write.read_text(encoding="utf-8"), text(speed))
+    if options.fidelity:
+        readme = presets_filled(readme, speed, json.loads(options.fidelity.read_text(encoding="utf-8")))
+    options.write.write_text(readme, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from .points import CACHE, CARRIED, ENDS, FEW, OURS, REUSE, STEPS
 __all__ = ["mean", "median", "print_table", "findings", "plot", "sheet", "write_table"]
 
 MODELS = {"flux": "Flux", "unet": "SDXL's UNet"}
+TOLD = {"reuse": "full steps reused", "reuse with drift": "full steps reused along their drift"}
 BEGIN, END = "<!-- fidelity -->", "<!-- /fidelity -->"
 
 
@@ -226,8 +227,7 @@ def markdown(rows: list[dict]) -> str:
             lines.append(f"| {name} | " + " | ".join(cells) + " |")
 
     for method, against in wanted:
-        name = f"`{method}`" if method in (*OURS, "paper") else method
-        name = name.replace("reuse", "full steps reused")
+        name = f"`{method}`" if method in (*OURS, "paper") else TOLD.get(method, method)
         if method.endswith(CARRIED):
             name = f"`{against}` with {method.removesuffix(CARRIED)} picks"
         elif against:
