@@ -123,10 +123,10 @@ def _draw(style: str, image: Tensor, pick: Pick, number: int) -> Tensor:
 
 def _count(pick: Pick) -> str:
     kept, tokens = pick.kept.shape[1], pick.assignment.shape[1]
-    sizes = pick.sizes.float()
+    largest = max(int(rows.bincount().max()) for rows in pick.assignment)
     return (
         f"Blocks {pick.group}, chosen at step {pick.step + 1}: {kept} of {tokens} tokens kept "
-        f"({kept / tokens:.0%}), the largest stands for {int(sizes.max())}."
+        f"({kept / tokens:.0%}), the largest stands for {largest}."
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import inf
 from operator import attrgetter
 
@@ -31,7 +32,7 @@ class Merge:
     tiles: Tiles
     destinations: Destinations
     kept: Tensor  # [B, K] token of the grid that each row stands for
-    sizes: Tensor  # [B, K] how many tokens each row stands for, fp32
+    sizes: Tensor  # [B, K] how much of all tokens went into each row, fp32
     down: Tensor | None = None  # M [B, T, s, n]
     up: Tensor | None = None  # A [B, T, s, n]
     source: Tensor | None = None  # [B, N] row of each token
@@ -57,12 +58,11 @@ class Merge:
         """The destinations' own rows instead of means: [B, N, C] -> [B, K, C]"""
         if self.down is None:
             return x
-        return x.flatten(0, 1).index_select(0, self._kept).unflatten(0, self.kept.shape)
+        return rows_of(x, self.kept, self._kept)
 
     def copied(self, y: Tensor) -> Tensor:
         """Each token as the row that most of it went to, which `take` undoes: [B, K, C] -> [B, N, C]"""
-        rows = self.assignment()
-        return y.flatten(0, 1).index_select(0, through_batch(rows, y.shape[1])).unflatten(0, rows.shape)
+        return rows_of(y, self.assignment, self._copies)
 
     def unmerge(self, y: Tensor) -> Tensor:
         """[B, K, C] -> [B, N, C]"""
@@ -84,15 +84,16 @@ class Merge:
             y = y.flatten(0, 1).index_select(0, self._slots)
         return self.up.mT @ y.reshape(*self.up.shape[:3], -1)
 
+    @cached_property
     def assignment(self) -> Tensor:
         """The row that most of each token went to, [B, N]."""
         if self.down is None:
             return self.kept
         return _nearest(self.up, self.destinations, self.tiles) if self.source is None else self.source
 
-    def outline(self, rows: Tensor) -> Merge:
-        """The destinations alone; `take` gives tokens `rows` [B, R], and nothing can be merged."""
-        return Merge(self.tiles, self.destinations, rows, rows, down=rows[:, :0])
+    @cached_property
+    def _copies(self) -> Tensor:
+        return through_batch(self.assignment, self.destinations.keep)
 
     def images(self, first: int, last: int) -> Merge:
         """The merge of images first to last - 1 of the batch."""
@@ -111,6 +112,14 @@ class Merge:
         return Merge(self.tiles, destinations, *(None if part(self) is None else of(part) for part in parts))
 
 
+def rows_of(x: Tensor, rows: Tensor, flat: Tensor | None = None) -> Tensor:
+    """The tokens `rows` [B, K] of each picture: [B, N, C] -> [B, K, C]. `flat` is through_batch(rows, N)."""
+    if len(x) > 1 and not x.is_contiguous():  # flattened, all of x would be copied
+        return torch.stack([picture.index_select(0, index) for picture, index in zip(x, rows)])
+    flat = through_batch(rows, x.shape[1]) if flat is None else flat
+    return x.flatten(0, 1).index_select(0, flat).unflatten(0, rows.shape)
+
+
 def reselect(
     features: Tensor,
     keep: int,
@@ -118,11 +127,11 @@ def reselect(
     temperature: float | None = TEMPERATURE,
     budget: str = "equal",
     last: Destinations | None = None,
-) -> tuple[Destinations, Merge]:
+) -> Merge:
     """Pick destinations by features [B, T, n, C], others than `last` where it can be, and weigh the tokens by them."""
     similar = similarity(features, tiles)
     destinations = select(features, keep, tiles, budget, similar, last)
-    return destinations, weigh(features, destinations, tiles, temperature, similar)
+    return weigh(features, destinations, tiles, temperature, similar)
 
 
 def weigh(

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 import torch
 from comfyui_toma.toma_core.merge import TEMPERATURE, Merge, weigh
 from comfyui_toma.toma_core.patcher import call as patched_call
+from comfyui_toma.toma_core.patcher.call import Call
+from comfyui_toma.toma_core.patcher.detail import Detail
 from comfyui_toma.toma_core.selection import Destinations, select
 from comfyui_toma.toma_core.tiles import Tiles
 from einops import rearrange
@@ -25,7 +27,7 @@ def chosen_by(choose):
     ours = patched_call.reselect
 
     def theirs(features, keep, tiles, temperature=TEMPERATURE, budget="equal", last=None):
-        return None, choose(features, keep, tiles, temperature)
+        return choose(features, keep, tiles, temperature)
 
     patched_call.reselect = theirs
     try:
@@ -38,22 +40,21 @@ def chosen_by(choose):
 def nothing_computed(drift: bool):
     """While active, merged steps add what a full step has added, and nothing of their own: what a cache of blocks
     does. With `drift` that goes on as it changed from one full step to the next, as the better caches do."""
-    counted, expected = patched_call.Call._counted, patched_call.Call._expected
+    counted, expected = Call._counted, Detail.expected
 
-    def nothing(self, place, name, change, wanted):
-        out = counted(self, place, name, change, wanted)
+    def nothing(self, place, detail, change, wanted):
+        spread = None if place.first else self.spread.get(place.span)
+        out = counted(self, place, detail, change, wanted)
         if wanted is None:
             return out
-        return torch.zeros_like(out) if place.first else -self.spread[name]
+        return torch.zeros_like(out) if spread is None else -spread
 
-    def as_it_was(self, name, tiles):
-        return expected(self, name, tiles) if drift else self.kept.added[name]
-
-    patched_call.Call._counted, patched_call.Call._expected = nothing, as_it_was
+    Call._counted = nothing
+    Detail.expected = expected if drift else lambda self, at: self.added
     try:
         yield
     finally:
-        patched_call.Call._counted, patched_call.Call._expected = counted, expected
+        Call._counted, Detail.expected = counted, expected
 
 
 def random_picks(features: Tensor, keep: int, tiles: Tiles, temperature: float) -> Merge:
@@ -131,7 +132,7 @@ def keys_and_values(model, ratio: float):
 
     def shorter(x: Tensor, grid: tuple[int, int], features: Tensor) -> Tensor:
         tiles = Tiles.of(*grid, 8)
-        return reselect(tiles.split(features), keep_count(tiles.tokens, ratio), tiles)[1].merge(x)
+        return reselect(tiles.split(features), keep_count(tiles.tokens, ratio), tiles).merge(x)
 
     def unet(n, context, value, extra_options):
         grid = tuple(extra_options["activations_shape"][2:])

@@ -104,8 +104,8 @@ def test_old_drift_is_dropped_before_the_step_that_renews_it(models, merged, mon
     decide, held = Run._call, []
 
     def as_large_as_the_tokens(part) -> int:
-        tensors = [*part[0].added.values(), *part[0].drift.values(), *part[0].beyond.values()]
-        return sum(tensor.shape[1] == 64 for tensor in tensors)
+        tensors = [t for d in part[0].details.values() for t in (d.added, d.drift, d.beyond)]
+        return sum(tensor is not None and tensor.shape[1] == 64 for tensor in tensors)
 
     def watched(self, *args, **about) -> Call:
         call = decide(self, *args, **about)
@@ -136,6 +136,30 @@ def test_a_wrapper_that_splits_the_batch(models):
     out = builders.sample(patched, **{**SIZE, "cfg": 4.0})
     assert torch.isfinite(out).all() and report(patched).blocks_merged
     assert report(patched).picks == []
+
+
+@pytest.mark.parametrize("kind", ["sdxl", "flux"])
+def test_a_wrapper_that_runs_the_network_twice_in_a_call(models, kind):
+    """Half of the batch, then the other: what the first has left would be taken for the other's. It is not merged."""
+    import comfy.patcher_extension
+    from comfyui_toma.toma_core.patcher import patch
+    from comfyui_toma.toma_core.settings import Settings
+
+    def in_halves(executor, x, timesteps, *args, **kwargs):
+        def half(values, i):
+            return [v[i : i + 1] if isinstance(v, torch.Tensor) else v for v in values]
+
+        given = [
+            (half((x, timesteps, *args), i), dict(zip(kwargs, half(kwargs.values(), i)))) for i in (0, 1)
+        ]
+        return torch.cat([executor(*some, **named) for some, named in given])
+
+    model, run = models[kind].clone(), {**SIZE, "cfg": 1.0, "batch": 2}
+    model.add_wrapper(comfy.patcher_extension.WrappersMP.DIFFUSION_MODEL, in_halves)
+    plain = builders.sample(model, **run)
+    patched = patch(model, Settings(ratio=0.5, reselect_every=2, skip_first_blocks=0))
+    assert torch.equal(builders.sample(patched, **run), plain)
+    assert any("more than once in one call" in why for why in report(patched).unmerged_because)
 
 
 def test_a_latent_that_asks_for_gradients_is_not_merged(models, merged):

@@ -25,7 +25,7 @@ def picks_of_the_first_picture_for_all(patch):
 
 
 def chunks_in_the_wrong_order(patch):
-    from comfyui_toma.toma_core.patcher.call import Kept
+    from comfyui_toma.toma_core.patcher.detail import Kept
 
     gather = Kept.gather.__func__
     patch.setattr(Kept, "gather", classmethod(lambda cls, parts: gather(cls, parts[::-1])))
@@ -99,28 +99,28 @@ def detail_counted_twice(patch):
 
     counted = Call._counted
 
-    def forgetful(self, place, name, change, expected):
-        return counted(self, place, name, change, None if expected is None else expected * 0)
+    def forgetful(self, place, detail, change, expected):
+        return counted(self, place, detail, change, None if expected is None else expected * 0)
 
     patch.setattr(Call, "_counted", forgetful)
 
 
 def drift_forgotten(patch):
-    from comfyui_toma.toma_core.patcher.call import Call
+    from comfyui_toma.toma_core.patcher.detail import Detail
 
-    patch.setattr(Call, "_expected", lambda self, name, tiles: self.kept.added[name])
+    patch.setattr(Detail, "expected", lambda self, at: self.added)
 
 
 def always_steady(patch):
-    from comfyui_toma.toma_core.patcher import call
+    from comfyui_toma.toma_core.patcher import detail
 
-    patch.setattr(call, "steadiness", lambda expected, real: torch.ones_like(real[:, :1, :1]))
+    patch.setattr(detail, "steadiness", lambda expected, real: torch.ones_like(real[:, :1, :1]))
 
 
 def cells_where_there_are_none(patch):
-    from comfyui_toma.toma_core.patcher.call import Kept, cells
+    from comfyui_toma.toma_core.patcher import detail
 
-    patch.setattr(Kept, "as_drift", lambda self, tokens, tiles: cells(tokens, tiles))
+    patch.setattr(detail, "_as_drift", lambda tokens, tiles, coarse: detail.cells(tokens, tiles))
 
 
 def control_counted_as_detail(patch):
@@ -135,9 +135,9 @@ def control_counted_as_detail(patch):
 
 
 def all_is_believed(patch):
-    from comfyui_toma.toma_core.patcher import call
+    from comfyui_toma.toma_core.patcher import detail
 
-    patch.setattr(call, "believable", lambda seen, real, share: torch.ones_like(real[:, :1]))
+    patch.setattr(detail, "believable", lambda seen, real, share: torch.ones_like(real[:, :1]))
 
 
 def spread_twice(patch):
@@ -146,9 +146,10 @@ def spread_twice(patch):
 
     counted = Call._counted
 
-    def careless(self, place, name, change, expected):
-        out = counted(self, place, name, change, expected)
-        return out + self.spread.get(name, 0.0) if place.last else out
+    def careless(self, place, detail, change, expected):
+        spread = self.spread.get(place.span, 0.0)
+        out = counted(self, place, detail, change, expected)
+        return out + spread if place.last else out
 
     patch.setattr(Call, "_counted", careless)
 

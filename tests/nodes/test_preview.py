@@ -57,6 +57,8 @@ def test_dots_in_the_picture_are_the_kept_tokens_of_the_statistics(sampled):
     assert picture.shape == images.shape
     assert [dots(one, pick.grid) for one in picture] == [pick.kept.shape[1]] * 3
     assert f"{pick.kept.shape[1]} of {pick.assignment.shape[1]} tokens kept" in text
+    most = max(rows.unique(return_counts=True)[1].max() for rows in pick.assignment)
+    assert f"the largest stands for {most}." in text
     assert len(page["images"]) == 3
 
 
@@ -99,8 +101,7 @@ def test_regions_drawn_are_the_regions_picked(pack):
     colours = torch.tensor([[[0.8, 0.1, 0.1], [0.1, 0.6, 0.1]], [[0.1, 0.1, 0.7], [0.5, 0.5, 0.1]]])
     picture = colours.repeat_interleave(128, 0).repeat_interleave(128, 1)
     assignment = torch.tensor([[0, 1], [2, 3]]).repeat_interleave(4, 0).repeat_interleave(4, 1).reshape(1, 64)
-    kept, sizes = torch.tensor([[9, 13, 41, 45]]), torch.full((1, 4), 16.0)
-    pick = Pick(0, "8x8", (8, 8), kept, assignment, sizes)
+    pick = Pick(0, "8x8", (8, 8), torch.tensor([[9, 13, 41, 45]]), assignment)
     drawn = _draw("regions", picture + 0.05 * torch.rand(256, 256, 1), pick, 0)
     for row in range(2):
         for column in range(2):

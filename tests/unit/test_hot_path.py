@@ -110,7 +110,7 @@ def test_the_recorder_sees_what_is_forbidden():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_a_reused_step_is_two_products_and_reshapes(dtype):
     tiles, x, keep = setting(dtype=dtype)
-    _, merge = reselect(tiles.split(x), keep, tiles)
+    merge = reselect(tiles.split(x), keep, tiles)
     ops = recorded(lambda: merge.unmerge(merge.merge(x)))
     assert ops["bmm"] == 2 and set(ops) <= REUSE, ops
     ops = recorded(lambda: merge.residual(x, merge.merge(x)))
@@ -122,7 +122,7 @@ def test_a_reused_step_is_two_products_and_reshapes(dtype):
 @pytest.mark.parametrize("grid", [PADDED, UNEVEN])
 def test_other_grids_and_budgets_add_only_reads_of_rows(grid, budget):
     tiles, x, keep = setting(grid)
-    _, merge = reselect(tiles.split(x), keep, tiles, budget=budget)
+    merge = reselect(tiles.split(x), keep, tiles, budget=budget)
     ops = recorded(lambda: merge.residual(x, merge.merge(x)))
     assert ops["bmm"] == 2 and ops["index_select"] <= 4 and set(ops) <= REUSE | {"index_select", "add"}, ops
 
@@ -150,10 +150,21 @@ def test_a_step_that_carries_detail_is_one_product_and_reads_of_rows(grid, dtype
         if at in (2, 4):
             kept = Kept(1, at, at, before=kept.outline(), coarse=coarse)
         step(at)
-    assert kept.drift and kept.steady and kept.trust
+    learnt = kept.details[place.merge_name((height, width))]
+    assert all(value is not None for value in (learnt.drift, learnt.steady, learnt.trust))
     ops = recorded(lambda: step(5))
     assert ops["bmm"] == 1 and ops["index_select"] <= 6, ops
     assert set(ops) <= REUSE | {"add", "sub", "mul", "clamp", "index_select", "slice", "_to_copy"}, ops
+
+
+def test_rows_of_a_part_of_the_sequence_are_read_where_they_are():
+    """Flux's single blocks have text and picture in one sequence: taking rows must not copy the whole picture."""
+    tiles, x, keep = setting(batch=2)
+    merge = reselect(tiles.split(x), keep, tiles)
+    sequence = torch.cat((torch.zeros_like(x[:, :7]), x), 1)
+    assert torch.equal(merge.take(sequence[:, 7:]), merge.take(x))
+    ops = recorded(lambda: merge.take(sequence[:, 7:]))
+    assert not ops["clone"] and ops["index_select"] == 2, ops
 
 
 @pytest.mark.parametrize("temperature", [1000.0, None])
@@ -214,7 +225,7 @@ def twice(fast, slow, *inputs):
 @pytest.mark.parametrize("grid", [PLAIN, PADDED])
 def test_reused_step_compiles_once(grid):
     tiles, x, keep = setting(grid)
-    merges = [reselect(tiles.split(y), keep, tiles)[1] for y in (x, x.roll(1, 1))]
+    merges = [reselect(tiles.split(y), keep, tiles) for y in (x, x.roll(1, 1))]
 
     def step(merge: Merge, x):
         merged = merge.merge(x)
@@ -237,7 +248,8 @@ def test_reselect_compiles_once(grid, budget, backend):
 
     def step(x):
         features = tiles.split(x)
-        destinations, merge = reselect(features, keep, tiles, budget=budget)
+        merge = reselect(features, keep, tiles, budget=budget)
+        destinations = merge.destinations
         rows = destinations.index.unsqueeze(-1).expand(-1, -1, -1, tiles.size)
         nearest = similarity(features, tiles).gather(2, rows)
         if destinations.used is not None:

@@ -29,7 +29,7 @@ def made(grid=(16, 16, 8, 0.5), temperature: float | None = 1000.0, budget="equa
     height, width, tile, ratio = grid
     tiles = Tiles.of(height, width, tile)
     x = torch.randn(b, tiles.tokens, c)
-    _, merge = reselect(tiles.split(x), keep_count(tiles.tokens, ratio), tiles, temperature, budget)
+    merge = reselect(tiles.split(x), keep_count(tiles.tokens, ratio), tiles, temperature, budget)
     return x, merge
 
 
@@ -62,7 +62,7 @@ def test_both_products_follow_the_formulas(grid, temperature, budget):
     assert torch.allclose(merged[0].double(), m @ x[0].double(), atol=2e-3)
     assert torch.allclose(merge.unmerge(merged)[0].double(), a.T @ merged[0].double(), atol=2e-3)
     assert torch.allclose(merge.sizes[0].double(), a.sum(1), atol=2e-3)
-    assert torch.equal(merge.assignment()[0], a.argmax(0))
+    assert torch.equal(merge.assignment[0], a.argmax(0))
 
 
 @given(
@@ -78,7 +78,7 @@ def test_properties(height, width, tile, ratio, temperature, budget, dtype):
     torch.manual_seed(height * width)
     tiles = Tiles.of(height, width, tile)
     x = torch.randn(2, tiles.tokens, 5).to(dtype)
-    _, merge = reselect(tiles.split(x), keep_count(tiles.tokens, ratio), tiles, temperature, budget)
+    merge = reselect(tiles.split(x), keep_count(tiles.tokens, ratio), tiles, temperature, budget)
     rows = merge.kept.shape[1]
     merged = merge.merge(x)
     back = merge.unmerge(merged)
@@ -89,7 +89,7 @@ def test_properties(height, width, tile, ratio, temperature, budget, dtype):
     assert torch.allclose(merge.residual(x, merged), x + back, atol=near)
     assert torch.allclose(merge.sizes.sum(-1), torch.tensor(float(tiles.tokens)))
     assert (merge.sizes >= 1 - 1e-6).all(), "a destination represents itself"
-    assert (merge.assignment().gather(1, merge.kept) == torch.arange(rows)).all()
+    assert (merge.assignment.gather(1, merge.kept) == torch.arange(rows)).all()
     ones = torch.ones_like(x)
     assert torch.allclose(merge.unmerge(merge.merge(ones)), ones, atol=near), (
         "rows of M and columns of A sum to 1"
@@ -102,12 +102,12 @@ def test_properties(height, width, tile, ratio, temperature, budget, dtype):
 def test_ratio_0_is_the_identity_bit_for_bit(grid, dtype, budget):
     tiles = Tiles.of(*grid)
     x = torch.randn(2, tiles.tokens, 6).to(dtype)
-    _, merge = reselect(tiles.split(x), keep_count(tiles.tokens, 0.0), tiles, budget=budget)
+    merge = reselect(tiles.split(x), keep_count(tiles.tokens, 0.0), tiles, budget=budget)
     assert torch.equal(merge.merge(x), x)
     assert torch.equal(merge.unmerge(x), x)
     assert torch.equal(merge.residual(x, x), x + x)
     assert torch.equal(merge.kept, torch.arange(tiles.tokens).expand(2, -1))
-    assert torch.equal(merge.assignment(), merge.kept)
+    assert torch.equal(merge.assignment, merge.kept)
 
 
 @pytest.mark.parametrize("temperature", [1000.0, None])
@@ -115,7 +115,7 @@ def test_ratio_0_is_the_identity_bit_for_bit(grid, dtype, budget):
 def test_merge_of_identical_tokens_is_exact(temperature, budget):
     tiles = Tiles.of(16, 12, 4)
     x = torch.randn(2, 1, 9).expand(2, 192, 9)
-    _, merge = reselect(tiles.split(x), 96, tiles, temperature, budget)
+    merge = reselect(tiles.split(x), 96, tiles, temperature, budget)
     assert torch.allclose(merge.merge(x), x[:, :96], rtol=1e-6)
     assert torch.allclose(merge.unmerge(merge.merge(x)), x, rtol=1e-6)
 
@@ -129,7 +129,7 @@ def test_groups_of_equal_tokens_come_back(grid, budget, temperature):
     tiles = Tiles.of(*grid)
     groups = torch.randint(0, 6, (2, tiles.tokens))
     x = torch.randn(2, 6, 32).gather(1, groups.unsqueeze(-1).expand(-1, -1, 32))
-    _, merge = reselect(tiles.split(x), 6 * tiles.count, tiles, temperature, budget)
+    merge = reselect(tiles.split(x), 6 * tiles.count, tiles, temperature, budget)
     assert torch.allclose(merge.unmerge(merge.merge(x)), x, atol=1e-5)
 
 
@@ -169,7 +169,7 @@ def test_half_precision_agrees_with_full(dtype, near, budget):
     torch.manual_seed(8)
     tiles = Tiles.of(16, 16, 8)
     x = torch.randn(2, 256, 40).to(dtype)
-    _, half = reselect(tiles.split(x), 128, tiles, budget=budget)
+    half = reselect(tiles.split(x), 128, tiles, budget=budget)
     full = weigh(tiles.split(x.float()), half.destinations, tiles)
     assert half.down.dtype == half.up.dtype == dtype
     assert torch.allclose(half.merge(x).float(), full.merge(x.float()), atol=near)
@@ -180,7 +180,7 @@ def test_fp16_extremes_stay_finite():
     tiles = Tiles.of(16, 16, 8)
     x = (torch.randn(1, 256, 8).sign() * 65504).half()
     for temperature in (1000.0, None):
-        _, merge = reselect(tiles.split(x), 128, tiles, temperature)
+        merge = reselect(tiles.split(x), 128, tiles, temperature)
         assert merge.merge(x).isfinite().all() and merge.unmerge(merge.merge(x)).isfinite().all()
 
 
@@ -192,7 +192,7 @@ def test_a_broken_token_breaks_its_tile_at_most(grid, budget, bad):
     tiles = Tiles.of(*grid)
     x = torch.randn(2, tiles.tokens, 6)
     x[0, 3, 2] = bad
-    _, merge = reselect(tiles.split(x), tiles.tokens // 2, tiles, budget=budget)
+    merge = reselect(tiles.split(x), tiles.tokens // 2, tiles, budget=budget)
     assert all(len(set(kept.tolist())) == tiles.tokens // 2 for kept in merge.kept)
     back = merge.unmerge(merge.merge(x))
     assert back[1].isfinite().all()
@@ -209,7 +209,7 @@ def test_padding_never_contributes():
     spoilt = torch.where(tiles.real[None, ..., None], x, central)
     assert not torch.equal(x, spoilt)
     for budget in ("equal", "adaptive"):
-        (_, a), (_, b) = (reselect(y, 100, tiles, budget=budget) for y in (x, spoilt))
+        a, b = (reselect(y, 100, tiles, budget=budget) for y in (x, spoilt))
         assert torch.equal(a.kept, b.kept) and torch.equal(a.down, b.down) and torch.equal(a.up, b.up)
         assert (a.down.mT[0][~tiles.real] == 0).all()
 
@@ -219,8 +219,8 @@ def test_features_and_tokens_are_apart():
     torch.manual_seed(10)
     tiles = Tiles.of(16, 16, 8)
     features, x = torch.randn(1, 256, 8), torch.randn(1, 256, 40)
-    _, merge = reselect(tiles.split(features), 128, tiles, None)
-    group = x[0, merge.assignment()[0] == 7]
+    merge = reselect(tiles.split(features), 128, tiles, None)
+    group = x[0, merge.assignment[0] == 7]
     assert torch.allclose(merge.merge(x)[0, 7], group.mean(0), atol=1e-6)
 
 
@@ -240,7 +240,7 @@ def test_reconstruction_improves_as_ratio_falls():
     for budget in ("equal", "adaptive"):
         errors = []
         for ratio in torch.linspace(0.9, 0.0, 19).tolist():
-            _, merge = reselect(tiles.split(x), keep_count(1024, ratio), tiles, budget=budget)
+            merge = reselect(tiles.split(x), keep_count(1024, ratio), tiles, budget=budget)
             errors.append(float((merge.unmerge(merge.merge(x)) - x).square().mean()))
         rises = [b - a for a, b in zip(errors, errors[1:], strict=False)]
         assert max(rises) <= 1e-6 and errors[-1] == 0
@@ -250,7 +250,7 @@ def test_permuting_tiles_permutes_rows():
     torch.manual_seed(12)
     tiles = Tiles.of(16, 16, 8)
     x, order = torch.randn(1, 4, 64, 24), torch.tensor([2, 0, 3, 1])
-    a, b = (reselect(y, 128, tiles)[1].merge(tiles.join(y)) for y in (x, x[:, order]))
+    a, b = (reselect(y, 128, tiles).merge(tiles.join(y)) for y in (x, x[:, order]))
     assert torch.allclose(a.view(1, 4, 32, 24)[:, order], b.view(1, 4, 32, 24), atol=1e-6)
 
 
@@ -271,7 +271,7 @@ def test_a_batch_is_its_images(grid, budget, temperature):
             assert torch.allclose(one.unmerge(merged[i : i + 1]), back[i : i + 1], atol=1e-5)
     swapped = Merge.cat([together.images(2, 4), together.images(0, 2)])
     assert torch.allclose(swapped.merge(x.roll(2, 0)), merged.roll(2, 0), atol=1e-6)
-    assert torch.equal(swapped.assignment(), together.assignment().roll(2, 0))
+    assert torch.equal(swapped.assignment, together.assignment.roll(2, 0))
 
 
 @pytest.mark.parametrize("temperature", [1000.0, 3.0, None])
@@ -283,5 +283,5 @@ def test_copies_are_taken_back_as_they_were(grid, temperature, budget):
     y = torch.randn(*merge.kept.shape, 5)
     whole = merge.copied(y)
     assert torch.equal(merge.take(whole), y)
-    rows = merge.assignment().unsqueeze(-1).expand(-1, -1, 5)
+    rows = merge.assignment.unsqueeze(-1).expand(-1, -1, 5)
     assert torch.equal(whole, y.gather(1, rows))

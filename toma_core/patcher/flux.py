@@ -16,8 +16,9 @@ from torch import Tensor
 from ..merge import Merge
 from ..schedule import Action
 from ..settings import MergeWhere, Settings, SettingsError
-from .call import Call, Grid, Place, finite, samples
+from .call import Call, Grid, Place
 from .compiled import has_patches, keep_out_of_graphs, uncompiled
+from .detail import finite, samples
 from .memory import NoMemoryToMerge, ours, raise_unless_out_of_memory
 from .run import KEY, Family, network_of
 

@@ -19,8 +19,9 @@ from torch import Tensor
 from ..merge import Merge
 from ..schedule import Action, place_of, step_of
 from ..settings import Settings
-from .call import OUT_OF_MEMORY, Call, Grid, Kept, Place
+from .call import OUT_OF_MEMORY, Call, Grid, Place
 from .compiled import as_a_call_of_its_own, room_for_graphs
+from .detail import Detail, Kept
 from .memory import raise_unless_out_of_memory
 
 KEY = "toma"
@@ -113,12 +114,9 @@ class Pick:
     grid: Grid
     kept: Tensor  # [B, K] the kept tokens
     assignment: Tensor  # [B, N] for each token, which of the K it went to
-    sizes: Tensor  # [B, K] how many tokens each stands for
 
     def cpu(self) -> Pick:
-        return Pick(
-            self.step, self.group, self.grid, self.kept.cpu(), self.assignment.cpu(), self.sizes.cpu()
-        )
+        return Pick(self.step, self.group, self.grid, self.kept.cpu(), self.assignment.cpu())
 
 
 @dataclass
@@ -278,17 +276,17 @@ class Run:
         leave = Call(self.settings, Action.LEAVE, Kept(0, 0, 0), step, **about)
         if self.table[step] is Action.LEAVE or self.settings.ratio == 0:
             return leave
-        now = max(self.table.index(Action.RESELECT), sum(before < step for before in self.report.at_step))
+        ran = list(self.report.at_step)  # a copy: with several devices there are other threads
+        now = max(self.table.index(Action.RESELECT), sum(before < step for before in ran))
         turns = [s for s in range(now + 1) if self.table[s] in (Action.RESELECT, Action.REWEIGHT)]
         chosen_at = [s for s in turns if self.table[s] is Action.RESELECT]
         self._drop_before(chosen_at)
-        parts = [self.kept[k] for k in keys if k in self.kept]
+        parts = [part for part in map(self.kept.get, keys) if part is not None]
         known = len(parts) == len(keys)
         late = any(kept.outlined or kept.selected_at < chosen_at[-1] for kept, _ in parts)
         try:
-            if late:  # not all of them, if one missed its turn
-                parts = _outlined(parts)
-            kept = Kept.gather(parts) if known else None
+            # Not all of them are outlines, if one missed its turn.
+            kept = Kept.gather(_outlined(parts) if late else parts) if known else None
         except RuntimeError as error:
             raise_unless_out_of_memory(error)
             leave.reasons.append(OUT_OF_MEMORY)
@@ -297,7 +295,8 @@ class Run:
             fresh = Kept(len(keys), now, now, before=kept, coarse=self.family.coarse)
             return Call(self.settings, Action.RESELECT, fresh, step, **about)
         if kept.weighed_at < turns[-1]:
-            renewed = Kept(kept.chunks, kept.selected_at, now, dict(kept.merges))
+            merges = {name: Detail(detail.merge) for name, detail in kept.details.items()}
+            renewed = Kept(kept.chunks, kept.selected_at, now, merges)
             return Call(self.settings, Action.REWEIGHT, renewed, step, **about)
         return Call(self.settings, Action.REUSE, kept, step, **about)
 
@@ -305,7 +304,7 @@ class Run:
         """What no call can use any more goes before the step that needs the most memory, not after it: at each of the
         turns to choose all that the one before had kept, but for its outline (which has what was added, to be
         compared), and the outline with the next. Windows that slide on, and are never seen again, don't pile up so."""
-        for key, (kept, _) in list(self.kept.items()):  # a copy: with several devices there are other threads
+        for key, (kept, _) in list(self.kept.items()):
             if kept.selected_at < (turns[-2:][0] if self.settings.carries else turns[-1]):
                 self.kept.pop(key, None)
         late = {key: part for key, part in list(self.kept.items()) if part[0].selected_at < turns[-1]}
@@ -348,7 +347,7 @@ class Run:
                 return
 
     def _note_pick(self, step: int, group: str, grid: Grid, merge: Merge) -> None:
-        pick = Pick(step, group, grid, merge.kept, merge.assignment(), merge.sizes)
+        pick = Pick(step, group, grid, merge.kept, merge.assignment)
         if self.record:
             self.report.picks.append(pick)
         if self.listener:

@@ -19,8 +19,9 @@ from torch import Tensor
 from ..merge import Merge
 from ..schedule import Action
 from ..settings import MergeWhere, Settings
-from .call import Call, Grid, Place, finite, samples
+from .call import Call, Grid, Place
 from .compiled import has_patches, keep_out_of_graphs, uncompiled
+from .detail import finite, samples
 from .memory import ours, raise_unless_out_of_memory
 from .run import KEY, Family, network_of
 
