@@ -13,6 +13,7 @@ from comfyui_toma.toma_core.settings import PRESETS, Settings
 STEPS = 20
 SIXTY_PERCENT = 12
 FEW = ((8, 6), (4, 3))  # runs that are short already, and what dropping steps makes of them
+SHORT = 1.3  # how fast merging makes them
 CACHE = 0.02  # the gentlest that skips anything on the demo Flux; its default is 0.2
 OURS = ("quality", "balanced", "fast")
 ENDS = ("toma at 1.15x", "toma at 2x")  # of the curve that the presets lie on
@@ -154,10 +155,9 @@ def points(family: str, quick: bool = False) -> list[Point]:
     if quick:
         return found
     for short, dropped in FEW:
-        wanted = short / dropped
-        merged = at_speed(family, presets["balanced"], wanted, short)
-        if speedup(family, merged, short) < 0.98 * wanted:  # only with the last step merged, too
-            merged = at_speed(family, replace(merged, end_percent=1.0), wanted, short)
+        merged = at_speed(family, presets["balanced"], SHORT, short)
+        if speedup(family, merged, short) < 0.98 * SHORT:  # only with the last step merged, too
+            merged = at_speed(family, replace(merged, end_percent=1.0), SHORT, short)
         found.append(Point("short run", merged, short, short))
         found.append(Point("short run, fewer steps", steps=dropped, of_steps=short))
     found.append(Point("60 % of the steps", steps=SIXTY_PERCENT))
