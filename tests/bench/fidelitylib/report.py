@@ -201,6 +201,14 @@ def sheet(shown: dict[str, Tensor], path: Path, margin: int = 170) -> None:
     whole.save(path)
 
 
+def of_presets(shown: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Of all that was drawn what the README shows: unmerged, each preset, and the paper's way as fast as two of them."""
+    rows = [f"unmerged, {STEPS} steps", *(f"{name} " for name in OURS)]
+    found = [name for row in rows for name in shown if name.startswith(row) and " on " not in name]
+    found += [name for name in shown if name.startswith("paper") and name.endswith(("(quality)", "(fast)"))]
+    return {name: shown[name] for name in found}
+
+
 def markdown(rows: list[dict]) -> str:
     """The README's table: a row a method, a column of speed-up, PSNR and LPIPS for each model and size."""
     runs = list(dict.fromkeys((row["model"], row["tokens"]) for row in rows))
