@@ -376,7 +376,8 @@ def measured(options: argparse.Namespace) -> list[dict]:
             report.print_table(found)
             if found and not options.tries:
                 report.sheet(shown, OUT / f"sheet-{family}-{pixels}.png")
-                report.sheet(report.of_presets(shown), OUT / f"presets-{family}-{pixels}.png")
+                if presets := report.of_presets(shown):
+                    report.sheet(presets, OUT / f"presets-{family}-{pixels}.png")
     return rows
 
 

@@ -202,7 +202,7 @@ def sheet(shown: dict[str, Tensor], path: Path, margin: int = 170) -> None:
 
 
 def of_presets(shown: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Of all that was drawn what the README shows: unmerged, each preset, and the paper's way as fast as two of them."""
+    """Of all that was drawn what the README shows: unmerged, each preset, and the paper's way."""
     rows = [f"unmerged, {STEPS} steps", *(f"{name} " for name in OURS)]
     found = [name for row in rows for name in shown if name.startswith(row) and " on " not in name]
     found += [name for name in shown if name.startswith("paper") and name.endswith(("(quality)", "(fast)"))]
