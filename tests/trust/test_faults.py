@@ -230,8 +230,8 @@ def test_no_memory_to_note_picks(bench, figure, monkeypatch, caplog):
     patched = patch_model(bench.models["flux"], settings, record=True)
     fresh, alive = fresh_run(patched)
     with monkeypatch.context() as patch:
-        wrapper = Raise(OOM, 1, Merge.assignment)
-        patch.setattr(Merge, "assignment", lambda merge: wrapper(merge))
+        wrapper = Raise(OOM, 1, Merge.assignment.func)
+        patch.setattr(Merge, "assignment", property(lambda merge: wrapper(merge)))
         out = builders.sample(patched, **RUN)
     report = patched.model_options["toma"].reports[-1]
     assert torch.equal(out, fresh) and not report.unmerged_because
