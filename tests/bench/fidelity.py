@@ -377,7 +377,7 @@ def measured(options: argparse.Namespace) -> list[dict]:
             if found and not options.tries:
                 report.sheet(shown, OUT / f"sheet-{family}-{pixels}.png")
                 if presets := report.of_presets(shown):
-                    report.sheet(presets, OUT / f"presets-{family}-{pixels}.png")
+                    report.sheet(presets, OUT / f"presets-{family}-{pixels}.jpg")
     return rows
 
 

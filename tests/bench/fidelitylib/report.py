@@ -198,7 +198,7 @@ def sheet(shown: dict[str, Tensor], path: Path, margin: int = 170) -> None:
             pixels = (picture.clamp(0, 1) * 255).round().to(torch.uint8).numpy()
             whole.paste(Image.fromarray(pixels), (margin + column * width, row * height))
     path.parent.mkdir(parents=True, exist_ok=True)
-    whole.save(path)
+    whole.save(path, quality=88)
 
 
 def of_presets(shown: dict[str, Tensor]) -> dict[str, Tensor]:
