@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import test_by_hand
+import test_detail
 import test_runs
 import torch
 
@@ -175,7 +176,7 @@ def check_flux(kind):
 FAULTS = [
     (picks_of_one_prompt_for_the_other, lambda m, g, p: test_runs.check_prompts_apart(m, g, p, "flux")),
     (picks_of_one_prompt_for_the_other, lambda m, g, p: test_runs.check_prompts_apart(m, g, p, "sdxl")),
-    (chunks_in_the_wrong_order, lambda m, g, p: test_by_hand.check_gather("equal")),
+    (chunks_in_the_wrong_order, lambda m, g, p: test_detail.check_gather("equal")),
     (picks_of_the_first_picture_for_all, check_flux("double")),
     (picks_of_the_first_picture_for_all, lambda m, g, p: test_runs.check_pictures_apart(m, "sdxl")),
     (stale_pick_after_a_change_of_grid, lambda m, g, p: test_runs.check_deep_shrink(m, g)),
@@ -186,13 +187,13 @@ FAULTS = [
     (residual_lost_by_addition_in_place, lambda m, g, p: test_by_hand.check_unet_block(m)),
     (residual_unmerged_whole, check_flux("single")),
     (residual_unmerged_whole, lambda m, g, p: test_by_hand.check_unet_block(m)),
-    (detail_counted_twice, lambda m, g, p: test_by_hand.check_carry()),
-    (drift_forgotten, lambda m, g, p: test_by_hand.check_carry()),
-    (always_steady, lambda m, g, p: test_by_hand.check_carry()),
-    (cells_where_there_are_none, lambda m, g, p: test_by_hand.check_carry()),
-    (control_counted_as_detail, lambda m, g, p: test_by_hand.check_carry()),
-    (all_is_believed, lambda m, g, p: test_by_hand.check_carry()),
-    (spread_twice, lambda m, g, p: test_by_hand.check_carry()),
+    (detail_counted_twice, lambda m, g, p: test_detail.check_carry()),
+    (drift_forgotten, lambda m, g, p: test_detail.check_carry()),
+    (always_steady, lambda m, g, p: test_detail.check_carry()),
+    (cells_where_there_are_none, lambda m, g, p: test_detail.check_carry()),
+    (control_counted_as_detail, lambda m, g, p: test_detail.check_carry()),
+    (all_is_believed, lambda m, g, p: test_detail.check_carry()),
+    (spread_twice, lambda m, g, p: test_detail.check_carry()),
     (learnt_from_one_prompt_only, lambda m, g, p: test_runs.check_prompts_apart(m, g, p, "flux")),
 ]
 
