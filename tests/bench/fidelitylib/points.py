@@ -78,8 +78,9 @@ class Point:
         parts = [self.method]
         if self.settings:
             s = self.settings
+            since = f" from {s.start_percent:.0%}" if s.start_percent else ""
             until = f" to {s.end_percent:.0%}" if s.end_percent < 1 else ""
-            parts.append(f"ratio {s.ratio:.2f} every {s.reselect_every}{until}")
+            parts.append(f"ratio {s.ratio:.2f} every {s.reselect_every}{since}{until}")
         if self.cache is not None:
             parts.append(f"threshold {self.cache:g}")
         if self.keys_and_values is not None:
