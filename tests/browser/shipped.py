@@ -266,7 +266,7 @@ What to look at
 Other captions: **frog on yellow**, **robot on teal**, **pizza on black**."""
     start = [
         node("load", "ToMADemoLoader", LOAD, 0, widgets={"name": "flux"}),
-        node("positive", "ToMADemoPrompt", LOAD, 180, widgets={"caption": "fox on blue"}, colour=GREEN),
+        node("positive", "ToMADemoPrompt", LOAD, 180, widgets={"caption": "burger on teal"}, colour=GREEN),
         node(
             "negative", "ToMADemoPrompt", LOAD, 400, widgets={"caption": ""}, colour=RED, title="Empty prompt"
         ),
