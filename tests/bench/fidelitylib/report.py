@@ -151,6 +151,8 @@ def plot(rows: list[dict], path: Path) -> None:
     for axes, measure, title in zip(
         both, ("lpips", "psnr"), ("LPIPS (lower is closer)", "PSNR, dB (higher is closer)")
     ):
+        colours = plt.get_cmap("tab20").colors
+        axes.set_prop_cycle(color=colours[::2] + colours[1::2])
         for name, line in filter(lambda item: item[1], lines.items()):
             style = {"lw": 2.6, "zorder": 3} if name == "ours" else {"lw": 1.2, "alpha": 0.8}
             error = [_standard_error(row["each"][measure]) for row in line]
