@@ -566,7 +566,9 @@ def command_line() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in (test, demo, serve, bench, run, setup):
-        sub = commands.add_parser(command.__name__, parents=[common], allow_abbrev=False)
+        # `bench NAME --help` is for the benchmark to answer
+        own_help = command not in (bench, run)
+        sub = commands.add_parser(command.__name__, parents=[common], allow_abbrev=False, add_help=own_help)
         sub.set_defaults(call=command)
         if command is test:
             sub.add_argument(

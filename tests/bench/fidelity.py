@@ -301,12 +301,14 @@ def checked(argv: list[str] | None) -> argparse.Namespace:
     options = parser.parse_args(argv)
     if options.json and not options.json.parent.is_dir():
         parser.error(f"--json: there is no folder {options.json.parent}")
+    if options.json and options.json.is_dir():
+        parser.error(f"--json: {options.json} is a folder; name a file")
     if options.write and not options.write.is_file():
         parser.error(f"--write: there is no file {options.write}")
     if options.weights and (len(options.model or []) != 1 or not options.weights.is_file()):
         parser.error("--weights: an existing file, and with it one --model")
-    if options.write and (options.tries or options.only):
-        parser.error("--write: the table wants all methods, not those of --try or --only")
+    if options.write and (options.tries or options.only or options.quick or options.tune):
+        parser.error("--write: the table wants all methods and prompts, not --try, --only, --quick or --tune")
     for text in options.tries or []:
         try:
             Settings(**parsed(text))

@@ -131,7 +131,7 @@ def main() -> int:
     if not options.quick and not options.no_gpu:
         import roofline
 
-        book.content["gpu"] = book.content.get("gpu") or roofline.estimates()
+        book.content["gpu"] = roofline.estimates()
         book.write()
         print(f"\nGPUs, ESTIMATED, not measured\n{roofline.table(book.content['gpu'])}")
     print("\n" + "\n".join(bar.line() for bar in report.bars(rows, chosen)))

@@ -336,6 +336,10 @@ def main() -> None:
         trainer.start_from(options.init)
         trainer.seen = options.skip * trainer.tokens
     trainer.resume()
+    if options.export and not trainer.seen:
+        parser.error(
+            "--export: there is no checkpoint to write the weights of; train first, or name --folder"
+        )
     if options.export:
         save_file({n: p.half().contiguous() for n, p in trainer.average.state_dict().items()}, options.export)
     else:
