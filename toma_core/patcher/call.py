@@ -28,9 +28,7 @@ Grid = tuple[int, int]
 # picture nor text (reference latents), and the channels.
 Counted = tuple[Grid, int, int, int, int]
 OUT_OF_MEMORY = "merging ran out of memory"
-RAN_TWICE = (
-    "another node runs the network more than once in one call, and nobody knows whose tokens are whose"
-)
+RAN_TWICE = "another node runs the network more than once in one call: whose tokens these are is not known"
 UNPROVEN = 0.5  # how far changes are believed before a second full step has shown what they are worth
 SOFTNESS = 3.0  # see `softness`
 

@@ -30,9 +30,7 @@ class Detail:
     merge: Merge
     added: Tensor | None = None  # [B, N, C] what the blocks added at the full step
     full_at: float | None = None  # when that was; None: not at the same time for all of the batch
-    drift: Tensor | None = (
-        None  # [B, N, C], if coarse of cells: how that has changed since the full step before
-    )
+    drift: Tensor | None = None  # [B, N, C], if coarse of cells: the change since the full step before
     drift_from: float | None = None  # when that one was
     steady: Tensor | None = None  # [B, 1, 1] how far the drift is expected to go on
     beyond: Tensor | None = None  # [B, R, C] samples of what the last merged step saw beyond the expected
