@@ -33,17 +33,15 @@ from bench import _rivals as rivals  # noqa: E402
 from bench import fullsize  # noqa: E402
 from bench.fidelitylib import report  # noqa: E402
 from bench.fidelitylib.distances import Distances  # noqa: E402
-from bench.fidelitylib.points import Point, points  # noqa: E402
+from bench.fidelitylib.options import BATCH, FAMILIES, checked, chosen_points, number_of_prompts  # noqa: E402
+from bench.fidelitylib.points import Point  # noqa: E402
 from comfyui_toma.toma_core.patcher import patch  # noqa: E402
-from comfyui_toma.toma_core.settings import Settings  # noqa: E402
 from demo_pack import captions, loading  # noqa: E402
 from safetensors import safe_open  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 
 OUT = TESTS.parent / ".dev" / "fidelity"
 DOWNLOADS = TESTS.parent / ".dev" / "training"
-BATCH = 4
-MOST_PROMPTS = 32  # a subject each: half of what the models know
 MODELS = {
     "flux": (loading.load_demo_flux, loading.FLUX_FILE, 1.0),  # as Flux is run: without guidance
     "unet": (loading.load_demo_unet, loading.UNET_FILE, 2.5),
@@ -111,6 +109,7 @@ class Studio:
     model: object
     weights: Path
     names: list[str]
+    first: int = 0  # of the names, where an earlier run ended
     codec: object = field(init=False)
 
     def __post_init__(self) -> None:
@@ -119,7 +118,7 @@ class Studio:
         self.version = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
 
     def batches(self) -> list[list[str]]:
-        return [self.names[i : i + BATCH] for i in range(0, len(self.names), BATCH)]
+        return [self.names[i : i + BATCH] for i in range(self.first, len(self.names), BATCH)]
 
     def path(self, point: Point, batch: list[str]) -> Path:
         about = json.dumps([self.version, self.pixels, self.cfg, point.key, batch])
@@ -207,7 +206,7 @@ def rows_of(studio: Studio, chosen: list[Point], distances: Distances) -> tuple[
         reference, pictures = (torch.cat([pair[side].pictures for pair in pairs]) for side in (0, 1))
         # one tensor for all points of a reference: what was measured of it is known by that
         reference = references.setdefault((point.of_steps, len(pairs)), reference)
-        names = studio.names[: len(pictures)]
+        names = studio.names[studio.first :][: len(pictures)]
         colours = torch.tensor([captions.COLOURS[name.split(" on ")[1]] for name in names]) / 255
         each = distances(reference, pictures, colours)
         flops = by_flops(studio.family, point, pairs)
@@ -215,8 +214,9 @@ def rows_of(studio: Studio, chosen: list[Point], distances: Distances) -> tuple[
         row = {
             "model": studio.family, "method": point.method, "label": point.label, "against": point.against,
             "tokens": (studio.pixels // loading.PIXELS_PER_TOKEN) ** 2, "settings": point.describe(),
-            "prompts": len(names), "steps": point.steps, "of_steps": point.of_steps, "cfg": studio.cfg,
-            "speedup": flops, "measured": report.median(faster), "measured_spread": [min(faster), max(faster)],
+            "first": studio.first, "prompts": len(names), "steps": point.steps, "of_steps": point.of_steps,
+            "cfg": studio.cfg, "speedup": flops, "measured": report.median(faster),
+            "measured_spread": [min(faster), max(faster)],
             **{name: report.mean(values) for name, values in each.items()}, "each": each,
         }  # fmt: skip
         rows.append(row)
@@ -238,87 +238,17 @@ def with_references(chosen: list[Point]) -> list[Point]:
 def draw_all(studio: Studio, chosen: list[Point], until: float) -> None:
     """Batch by batch, first the points that decide and then the others, until all are there or time is up."""
     for some in ([p for p in chosen if p.decides], [p for p in chosen if not p.decides]):
-        for number, batch in enumerate(studio.batches(), 1):
+        for batch in studio.batches():
             for point in with_references(some):
                 if not studio.path(point, batch).is_file():
                     if time.monotonic() > until:
+                        print(
+                            f"{studio.family}, {studio.pixels} px: time is up, not all is drawn", flush=True
+                        )
                         return
                     studio.draw(point, batch)
-            drawn = min(number * BATCH, len(studio.names))
-            print(f"{studio.family}, {studio.pixels} px: {len(some)} methods, {drawn} prompts", flush=True)
-
-
-def parsed(text: str) -> dict:
-    """Settings from "ratio=0.5,merge=each layer": values as JSON where they are, else as text."""
-    found = {}
-    for pair in text.split(","):
-        name, value = pair.split("=")
-        try:
-            found[name] = json.loads(value.lower())
-        except json.JSONDecodeError:
-            found[name] = value
-    return found
-
-
-def command_line() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--quick", action="store_true", help="4 prompts, 1024 tokens, fewer methods")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--model", choices=list(MODELS), action="append")
-    parser.add_argument(
-        "--pixels", type=int, action="append", choices=(128, 256), help="128 is 1024 tokens, 256 is 4096"
-    )
-    parser.add_argument(
-        "--prompts", type=int, choices=range(1, MOST_PROMPTS + 1), metavar=f"1..{MOST_PROMPTS}"
-    )
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="draw no longer than that")
-    parser.add_argument("--cfg", type=float, help="guidance; Flux has 1, the UNet 2.5")
-    parser.add_argument(
-        "--tune", action="store_true", help="the prompts that settings are tuned on, not the others"
-    )
-    parser.add_argument("--weights", type=Path, help="another checkpoint of the one --model")
-    parser.add_argument(
-        "--try", dest="tries", action="append", metavar="ratio=0.5,...", help="only these settings"
-    )
-    parser.add_argument(
-        "--only", nargs="*", help="methods whose name starts so; 'paper fast' is paper as fast as fast"
-    )
-    parser.add_argument("--no-inception", action="store_true")
-    parser.add_argument(
-        "--read", type=Path, nargs="+", metavar="FILE", help="rows of earlier --json files; draws nothing"
-    )
-    parser.add_argument(
-        "--write", type=Path, metavar="README.md", help="put the table between its markers there"
-    )
-    return parser
-
-
-def checked(argv: list[str] | None) -> argparse.Namespace:
-    """The options; what can't end well ends here, before anything is drawn."""
-    parser = command_line()
-    options = parser.parse_args(argv)
-    if options.json and not options.json.parent.is_dir():
-        parser.error(f"--json: there is no folder {options.json.parent}")
-    if options.json and options.json.is_dir():
-        parser.error(f"--json: {options.json} is a folder; name a file")
-    if options.write and not options.write.is_file():
-        parser.error(f"--write: there is no file {options.write}")
-    if options.weights and (len(options.model or []) != 1 or not options.weights.is_file()):
-        parser.error("--weights: an existing file, and with it one --model")
-    if options.write and (options.tries or options.only or options.quick or options.tune):
-        parser.error("--write: the table wants all methods and prompts, not --try, --only, --quick or --tune")
-    for text in options.tries or []:
-        try:
-            Settings(**parsed(text))
-        except (TypeError, ValueError) as error:
-            parser.error(f"--try {text}: {error}")
-    for family in options.model or list(MODELS):
-        if options.only is not None and not chosen_points(family, options):
-            names = dict.fromkeys(point.method for point in points(family))
-            parser.error(f"--only {' '.join(options.only)}: no such method. There are: {', '.join(names)}")
-    return options
+            drawn = studio.names.index(batch[-1]) + 1
+            print(f"{studio.family}, {studio.pixels} px: {len(some)} methods, prompts to {drawn}", flush=True)
 
 
 def earlier(paths: list[Path]) -> list[dict]:
@@ -326,14 +256,15 @@ def earlier(paths: list[Path]) -> list[dict]:
     rows = []
     for path in paths:
         try:
-            rows += json.loads(path.read_text(encoding="utf-8"))["rows"]
+            found = json.loads(path.read_text(encoding="utf-8"))["rows"]
+            rows += [row for row in found if row["each"]]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise SystemExit(f"--read {path}: {error!r}") from None
-    return rows
+            raise SystemExit(f"--read {path}: not a file that this benchmark wrote ({error!r})") from None
+    return report.joined(rows)
 
 
 def main(argv: list[str] | None = None) -> None:
-    options = checked(argv)
+    options = checked(__doc__, argv)
     rows = measured(options) if options.read is None else earlier(options.read)
     if not rows:
         raise SystemExit("Nothing was drawn, and nothing is written.")
@@ -350,27 +281,18 @@ def main(argv: list[str] | None = None) -> None:
     print(f"Plots and contact sheets: {OUT.relative_to(TESTS.parent)}")
 
 
-def chosen_points(family: str, options: argparse.Namespace) -> list[Point]:
-    if options.tries:
-        return [Point("try " + text, Settings(**parsed(text))) for text in options.tries]
-    found = points(family, options.quick)
-    if options.only is not None:
-        found = [p for p in found if f"{p.method} {p.against}".startswith(tuple(options.only))]
-    return found
-
-
 def measured(options: argparse.Namespace) -> list[dict]:
     """Draws what is missing, and measures it."""
     distances = Distances(DOWNLOADS, not options.no_inception)
-    names = prompts(options.prompts or (4 if options.quick else MOST_PROMPTS), not options.tune)
+    names = prompts(number_of_prompts(options), not options.tune)
     until = time.monotonic() + 60 * options.minutes
     rows = []
     for pixels in options.pixels or ([128] if options.quick else [128, 256]):
-        for family in options.model or list(MODELS):
+        for family in options.model or FAMILIES:
             load, weights, cfg = MODELS[family]
             weights = options.weights or weights
             cfg = cfg if options.cfg is None else options.cfg
-            studio = Studio(family, pixels, cfg, load(weights), weights, names)
+            studio = Studio(family, pixels, cfg, load(weights), weights, names, options.first)
             chosen = chosen_points(family, options)
             draw_all(studio, chosen, until)
             found, shown = rows_of(studio, chosen, distances)
@@ -384,4 +306,7 @@ def measured(options: argparse.Namespace) -> list[dict]:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        raise SystemExit("Stopped; the same command goes on where it was.") from None

@@ -17,9 +17,9 @@ def lib(comfy):
     sys.path[:0] = added = [str(TESTS / "training")]
     sys.path.append(str(TESTS))  # last: tests/comfy must not hide ComfyUI's comfy
     try:
-        from bench.fidelitylib import distances, points, report
+        from bench.fidelitylib import distances, options, points, report
 
-        yield {"distances": distances, "points": points, "report": report}
+        yield {"distances": distances, "options": options, "points": points, "report": report}
     finally:
         for entry in (*added, str(TESTS)):
             sys.path.remove(entry)
@@ -62,9 +62,37 @@ def test_speckle_is_what_tokens_differ_from_their_neighbours_on_the_background(l
     assert distances.speckle(plain + smooth, flat).item() < 0.01 * once
 
 
-def row(method: str, lpips: list[float], psnr: list[float], against: str = "", speedup: float = 1.3) -> dict:
-    each = {"lpips": lpips, "psnr": psnr}
+@pytest.mark.parametrize(
+    "names, methods",
+    [
+        (["balanced", "fast"], {"balanced", "fast"}),
+        (["paper"], {"paper"}),
+        (["balanced on"], {"balanced on easycache", "balanced on 60 % of the steps"}),
+        (["nothing"], set()),
+    ],
+)
+def test_only_takes_a_method_by_its_name_or_all_that_start_so(lib, names, methods):
+    found = lib["options"].called(lib["points"].points("flux"), names)
+    assert {point.method for point in found} == methods
+
+
+def test_only_takes_one_of_the_speeds_of_a_method(lib):
+    found = lib["options"].called(lib["points"].points("flux"), ["paper fast", "paper 1.25x"])
+    assert [(point.method, point.against) for point in found] == [("paper", "fast"), ("paper", "1.25x")]
+
+
+def row(
+    method: str,
+    lpips: list[float],
+    psnr: list[float],
+    against: str = "",
+    speedup: float = 1.3,
+    first: int = 0,
+) -> dict:
+    each = {"lpips": lpips, "psnr": psnr, "speckle": [3.0] * len(psnr), "speckle_unmerged": [2.0] * len(psnr)}
     return {
+        "label": method, "settings": {}, "cfg": 1.0, "measured": speedup, "measured_spread": [speedup, speedup],
+        "first": first,
         "model": "flux", "tokens": 1024, "method": method, "against": against, "of_steps": 20, "steps": 20,
         "prompts": len(lpips), "speedup": speedup, "lpips": sum(lpips) / len(lpips),
         "psnr": sum(psnr) / len(psnr), "speckle": 3.0, "speckle_unmerged": 2.0, "each": each,
@@ -81,6 +109,48 @@ def test_findings_are_paired_and_say_what_was_missed(lib):
     assert "MISSED quality at 1.30x has 0.75 of paper's LPIPS" in text
 
 
+def test_parts_of_a_row_are_put_together_and_the_later_one_counts_where_they_overlap(lib):
+    joined = lib["report"].joined
+    begin = row("quality", [0.1, 0.3, 0.9], [30.0, 31.0, 99.0], speedup=1.0)
+    other = row("paper", [0.2] * 4, [20.0] * 4, "quality")
+    more = row("quality", [0.5, 0.7], [32.0, 33.0], speedup=2.0, first=2)
+    del begin["first"]  # as in files from before --from
+    quality, paper = joined([more, other, begin])
+    assert quality["each"]["lpips"] == [0.1, 0.3, 0.5, 0.7] and quality["each"]["psnr"] == [
+        30.0,
+        31.0,
+        32.0,
+        33.0,
+    ]
+    assert (quality["prompts"], quality["lpips"], quality["psnr"]) == (4, pytest.approx(0.4), 31.5)
+    assert quality["speedup"] == pytest.approx(4 / 3) and quality["measured_spread"] == [1.0, 2.0]
+    assert paper == other
+
+
+def test_parts_with_a_gap_or_of_other_prompts_are_refused(lib):
+    joined = lib["report"].joined
+    begin, end = row("quality", [0.1], [30.0]), row("quality", [0.5], [32.0], first=2)
+    with pytest.raises(SystemExit, match="prompts 0 to 1 and from 2 on are no parts of one row"):
+        joined([begin, end])
+    with pytest.raises(SystemExit, match="no parts of one row"):
+        joined([begin, begin])
+    with pytest.raises(SystemExit, match=r"begin at different prompts \(\[0, 2\]\)"):
+        joined([row("paper", [0.1], [30.0], "quality"), end])
+
+
+def test_stacking_within_its_error_is_called_even(lib):
+    report = lib["report"]
+    balanced, alone = row("balanced", [0.1, 0.1], [30.0, 30.0]), row("easycache", [0.2, 0.2], [30.0, 30.0])
+
+    def said(lpips: list[float]) -> str:
+        both = row("balanced on easycache", lpips, [30.0, 30.0], speedup=1.7)
+        return next(line for line in report.findings([balanced, alone, both]) if "on top of" in line).split()[
+            0
+        ]
+
+    assert [said(lpips) for lpips in ([0.2, 0.21], [0.4, 0.41], [0.2, 0.42])] == ["met", "MISSED", "even"]
+
+
 def test_rows_are_compared_over_the_prompts_they_share(lib):
     many, few = row("quality", [0.1, 0.3, 0.8], [30.0, 31.0, 32.0]), row("paper", [0.2, 0.4], [29.0, 30.0])
     left, right = lib["report"].over_same_prompts(many, few)
@@ -91,10 +161,14 @@ def test_rows_are_compared_over_the_prompts_they_share(lib):
 def test_readme_table_goes_between_its_markers(lib, tmp_path):
     report, path = lib["report"], tmp_path / "README.md"
     path.write_text("before\n<!-- fidelity -->\nold\n<!-- /fidelity -->\nafter\n", encoding="utf-8")
-    report.write_table([row("quality", [0.0123], [30.04])], path)
+    report.write_table(
+        [row("quality", [0.0123] * 2, [30.04] * 2), row("paper", [0.2], [20.0], "quality")], path
+    )
     text = path.read_text(encoding="utf-8")
-    assert text.startswith("before\n<!-- fidelity -->\n| | Flux, 1024 tokens |") and text.endswith("after\n")
-    assert "| `quality` | 1.30x: 30.0 dB, .012 |" in text and "old" not in text
+    assert text.startswith("before\n<!-- fidelity -->\n| | Flux, 1024 tokens, 2 prompts |")
+    assert text.endswith("after\n") and "old" not in text
+    assert "| `quality` | 1.30x: 30.0 dB, .012 |" in text
+    assert "| `paper`, as fast as `quality` | 1.30x: 20.0 dB, .200 (1) |" in text
 
 
 def test_the_readme_says_what_the_rows_say(lib, tmp_path):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from functools import reduce
 from pathlib import Path
 from statistics import mean, median, stdev
 
@@ -12,7 +14,7 @@ from torch import Tensor
 
 from .points import CACHE, CARRIED, ENDS, FEW, OURS, REUSE, STEPS
 
-__all__ = ["mean", "median", "print_table", "findings", "plot", "sheet", "write_table"]
+__all__ = ["mean", "median", "print_table", "joined", "findings", "plot", "sheet", "write_table"]
 
 MODELS = {"flux": "Flux", "unet": "SDXL's UNet"}
 TOLD = {"reuse": "full steps reused", "reuse with drift": "full steps reused along their drift"}
@@ -38,6 +40,52 @@ def paired(ours: dict, other: dict, measure: str) -> tuple[float, float]:
     """Mean of ours - other over the prompts, and its standard error."""
     apart = [a - b for a, b in zip(ours["each"][measure], other["each"][measure])]  # of the prompts both have
     return mean(apart), stdev(apart) / len(apart) ** 0.5 if len(apart) > 1 else float("nan")
+
+
+def joined(rows: list[dict]) -> list[dict]:
+    """The rows, where those of one point that were drawn in parts (`--from`) are one; where parts overlap the later
+    one counts."""
+    points: dict[str, list[dict]] = {}
+    for row in rows:
+        about = ("model", "tokens", "method", "against", "settings", "of_steps", "cfg")
+        points.setdefault(json.dumps([row[name] for name in about], sort_keys=True), []).append(row)
+    found = [reduce(_followed_by, sorted(parts, key=_first)) for parts in points.values()]
+    for model, tokens in dict.fromkeys((row["model"], row["tokens"]) for row in found):
+        begin = {_first(row) for row in found if (row["model"], row["tokens"]) == (model, tokens)}
+        if len(begin) > 1:
+            raise SystemExit(
+                f"{MODELS[model]}, {tokens} tokens: rows begin at different prompts ({sorted(begin)}) and can't be "
+                "compared. Read the files with their first prompts, too."
+            )
+    return found
+
+
+def _first(row: dict) -> int:
+    return row.get("first", 0)
+
+
+def _followed_by(row: dict, more: dict) -> dict:
+    count = _first(more) - _first(row)
+    if not 0 < count <= row["prompts"]:
+        raise SystemExit(
+            f"{row['label']} on {row['model']}, {row['tokens']} tokens: prompts {_first(row)} to "
+            f"{_first(row) + row['prompts']} and from {_first(more)} on are no parts of one row."
+        )
+    each = {name: row["each"][name][:count] + values for name, values in more["each"].items()}
+    spread = row["measured_spread"] + more["measured_spread"]
+    return {
+        **row,
+        "prompts": count + more["prompts"],
+        **{name: _faster(row[name], count, more[name], more["prompts"]) for name in ("speedup", "measured")},
+        "measured_spread": [min(spread), max(spread)],
+        **{name: mean(values) for name, values in each.items()},
+        "each": each,
+    }
+
+
+def _faster(first: float, count: int, second: float, more: int) -> float:
+    """Speed-up of two parts of a run after one another."""
+    return (count + more) / (count / first + more / second)
 
 
 def over_same_prompts(*rows: dict) -> list[dict]:
@@ -115,13 +163,15 @@ def _findings(rows: list[dict]) -> list[str]:
             alone, merged, both = over_same_prompts(alone, balanced, both)
             kept = both["speedup"] / alone["speedup"]
             far = [root_error(row) for row in (alone, merged, both)]
+            over = [b - a - m for a, m, b in zip(*(row["each"]["lpips"] for row in (alone, merged, both)))]
+            error = _standard_error(over)
             text = f"balanced on {first}: {kept:.2f}x on top of {alone['speedup']:.2f}x; LPIPS {both['lpips']:.4f} "
-            text += f"of {alone['lpips']:.4f} + {merged['lpips']:.4f}, "
+            text += f"of {alone['lpips']:.4f} + {merged['lpips']:.4f} ({mean(over):+.4f} ± {error:.4f}), "
             text += (
                 f"root mean square {far[2]:.4f} of {far[0]:.4f} + {far[1]:.4f} ({both['prompts']} prompts)"
             )
-            below = both["lpips"] < alone["lpips"] + merged["lpips"] and far[2] < far[0] + far[1]
-            say(below and kept >= 0.9 * merged["speedup"], text)
+            kept_up = kept >= 0.9 * merged["speedup"] and far[2] < far[0] + far[1]
+            say(kept_up and mean(over) < 0, text, decided=not kept_up or abs(mean(over)) > 2 * error)
     return lines
 
 
@@ -212,9 +262,11 @@ def of_presets(shown: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def markdown(rows: list[dict]) -> str:
-    """The README's table: a row a method, a column of speed-up, PSNR and LPIPS for each model and size."""
+    """The README's table: a row a method, a column of speed-up, PSNR and LPIPS for each model and size, and the
+    number of prompts where it is not the column's."""
     runs = list(dict.fromkeys((row["model"], row["tokens"]) for row in rows))
-    heads = [f"{MODELS[m]}, {n} tokens" for m, n in runs]
+    most = {run: max(row["prompts"] for row in rows if (row["model"], row["tokens"]) == run) for run in runs}
+    heads = [f"{MODELS[m]}, {n} tokens, {most[m, n]} prompts" for m, n in runs]
     wanted = [(name, "") for name in OURS] + [("paper", name) for name in (*OURS, "1.25x")]
     wanted += [
         (name, against)
@@ -229,7 +281,8 @@ def markdown(rows: list[dict]) -> str:
         if not found:
             return ""
         row = found[0]
-        return f"{row['speedup']:.2f}x: {row['psnr']:.1f} dB, {_short(row['lpips'])}"
+        fewer = f" ({row['prompts']})" if row["prompts"] < most[row["model"], row["tokens"]] else ""
+        return f"{row['speedup']:.2f}x: {row['psnr']:.1f} dB, {_short(row['lpips'])}{fewer}"
 
     def line(name: str, pick) -> None:
         cells = [cell([r for r in rows if (r["model"], r["tokens"]) == run and pick(r)]) for run in runs]
