@@ -10,35 +10,31 @@ it is from: one that --minutes ended early has fewer.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import sys
 import tempfile
 import time
-from contextlib import nullcontext
-from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import mean, median
 
 TESTS = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(TESTS / "support"), str(TESTS / "training"), str(TESTS)]
 
 from comfy_here import import_comfyui  # noqa: E402
 
-import_comfyui(Path(tempfile.mkdtemp()))
+BASE = tempfile.TemporaryDirectory()
+import_comfyui(Path(BASE.name))
 
-import comfy.sample  # noqa: E402
 import comfyui_toma  # noqa: E402,F401
 import torch  # noqa: E402
-from bench import _rivals as rivals  # noqa: E402
 from bench import fullsize  # noqa: E402
-from bench.fidelitylib import report  # noqa: E402
+from bench.fidelitylib import findings, report  # noqa: E402
 from bench.fidelitylib.distances import Distances  # noqa: E402
-from bench.fidelitylib.options import BATCH, FAMILIES, checked, chosen_points, number_of_prompts  # noqa: E402
-from bench.fidelitylib.points import Point  # noqa: E402
-from comfyui_toma.toma_core.patcher import patch  # noqa: E402
+from bench.fidelitylib.options import FAMILIES, checked, chosen_points, number_of_prompts  # noqa: E402
+from bench.fidelitylib.parts import joined  # noqa: E402
+from bench.fidelitylib.points import STEPS, Point  # noqa: E402
+from bench.fidelitylib.studio import Drawn, Studio  # noqa: E402
 from demo_pack import captions, loading  # noqa: E402
-from safetensors import safe_open  # noqa: E402
-from safetensors.torch import save_file  # noqa: E402
 
 OUT = TESTS.parent / ".dev" / "fidelity"
 DOWNLOADS = TESTS.parent / ".dev" / "training"
@@ -53,125 +49,6 @@ def prompts(count: int, held_out: bool) -> list[str]:
     subjects = sorted(captions.SUBJECTS)[1 if held_out else 0 :: 2]
     colours = list(captions.COLOURS)
     return [f"{subjects[i % len(subjects)]} on {colours[i * 5 % len(colours)]}" for i in range(count)]
-
-
-@dataclass
-class Drawn:
-    """Pictures [B, H, W, 3] of one batch of prompts, and what they took."""
-
-    pictures: torch.Tensor
-    seconds: float
-    evaluations: float  # of the network
-    merged: float  # of these, how many on merged tokens
-
-
-class Watch:
-    """Counts how often the network is run, and how often its last self-attention gets fewer tokens. With little
-    memory ComfyUI runs prompt and negative prompt one after the other: `rows` is the batch of both."""
-
-    def __init__(self, model, tokens: int, rows: int) -> None:
-        network = model.model.diffusion_model
-        if hasattr(network, "double_blocks"):
-            first, last = network.img_in, network.double_blocks[-1].img_attn.qkv
-        else:
-            first, last = (
-                network.input_blocks[0][0],
-                network.middle_block[1].transformer_blocks[-1].attn1.to_q,
-            )
-            tokens //= 4  # the middle of the UNet
-        self.tokens, self.rows, self.evaluations, self.merged = tokens, rows, 0.0, 0.0
-        self.hooks = [
-            first.register_forward_pre_hook(self._ran),
-            last.register_forward_pre_hook(self._attended),
-        ]
-
-    def _ran(self, module, args) -> None:
-        self.evaluations += len(args[0]) / self.rows
-
-    def _attended(self, module, args) -> None:
-        self.merged += len(args[0]) / self.rows * (args[0].shape[1] < self.tokens)
-
-    def __enter__(self) -> Watch:
-        return self
-
-    def __exit__(self, *_) -> None:
-        for hook in self.hooks:
-            hook.remove()
-
-
-@dataclass
-class Studio:
-    """Draws with one demo model at one size, and keeps what it drew."""
-
-    family: str
-    pixels: int
-    cfg: float
-    model: object
-    weights: Path
-    names: list[str]
-    first: int = 0  # of the names, where an earlier run ended
-    codec: object = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.codec = loading.load_demo_codec(self.model)
-        sources = [self.weights, *sorted((TESTS.parent / "toma_core").rglob("*.py")), Path(rivals.__file__)]
-        self.version = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
-
-    def batches(self) -> list[list[str]]:
-        return [self.names[i : i + BATCH] for i in range(self.first, len(self.names), BATCH)]
-
-    def path(self, point: Point, batch: list[str]) -> Path:
-        about = json.dumps([self.version, self.pixels, self.cfg, point.key, batch])
-        return OUT / "pictures" / f"{hashlib.sha256(about.encode()).hexdigest()[:20]}.safetensors"
-
-    def drawn(self, point: Point, batch: list[str]) -> Drawn | None:
-        path = self.path(point, batch)
-        if not path.is_file():
-            return None
-        with safe_open(path, "pt") as file:
-            about = json.loads(file.metadata()["about"])
-            return Drawn(file.get_tensor("pictures").float(), **about)
-
-    def draw(self, point: Point, batch: list[str]) -> None:
-        found = self.sample(point, batch)
-        path = self.path(point, batch)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        about = {"seconds": found.seconds, "evaluations": found.evaluations, "merged": found.merged}
-        part = path.with_suffix(f".{time.monotonic_ns()}")
-        save_file({"pictures": found.pictures.half().contiguous()}, part, {"about": json.dumps(about)})
-        part.replace(path)
-
-    def patched(self, point: Point):
-        model = self.model
-        if point.cache is not None:
-            model = rivals.easycache(model, point.cache)
-        if point.keys_and_values is not None:
-            model = rivals.keys_and_values(model, point.keys_and_values)
-        return patch(model, point.on_demo()) if point.settings else model
-
-    @torch.inference_mode()
-    def sample(self, point: Point, batch: list[str]) -> Drawn:
-        """One batch by ComfyUI's sampler; the seed is the index of its first prompt."""
-        size, seed = (self.pixels, self.pixels), self.names.index(batch[0])
-        conds = [loading.encode_prompt(name, *size)[0] for name in batch]
-        text = torch.cat([c[0] for c in conds])
-        positive = [[text, {"pooled_output": torch.cat([c[1]["pooled_output"] for c in conds])}]]
-        negative = loading.encode_prompt("", *size)
-        model = self.patched(point)
-        latent = loading.empty_latent(*size, len(batch))["samples"]
-        latent = comfy.sample.fix_empty_latent_channels(model, latent)
-        noise = comfy.sample.prepare_noise(latent, seed)
-        run = (noise, point.steps, self.cfg, "euler", "simple", positive, negative, latent)
-        tokens = (self.pixels // loading.PIXELS_PER_TOKEN) ** 2
-        with (
-            Watch(self.model, tokens, len(batch) * (1 if self.cfg == 1 else 2)) as watch,
-            rivals.chosen_by(point.choose) if point.choose else nullcontext(),
-            rivals.nothing_computed(point.reuse == "drifting") if point.reuse else nullcontext(),
-        ):
-            began = time.process_time()  # the machine may be busy, or the unmerged run of another day
-            out = comfy.sample.sample(model, *run, seed=seed, disable_pbar=True)
-            seconds = time.process_time() - began
-        return Drawn(self.codec.decode(out).clamp(0, 1), seconds, watch.evaluations, watch.merged)
 
 
 def by_flops(family: str, point: Point, pairs: list[tuple[Drawn, Drawn]]) -> float:
@@ -214,16 +91,16 @@ def rows_of(studio: Studio, chosen: list[Point], distances: Distances) -> tuple[
         row = {
             "model": studio.family, "method": point.method, "label": point.label, "against": point.against,
             "tokens": (studio.pixels // loading.PIXELS_PER_TOKEN) ** 2, "settings": point.describe(),
-            "first": studio.first, "prompts": len(names), "steps": point.steps, "of_steps": point.of_steps,
-            "cfg": studio.cfg, "speedup": flops, "measured": report.median(faster),
-            "measured_spread": [min(faster), max(faster)],
-            **{name: report.mean(values) for name, values in each.items()}, "each": each,
+            "held_out": studio.held_out, "first": studio.first, "prompts": len(names), "version": studio.version[:12],
+            "steps": point.steps, "of_steps": point.of_steps, "cfg": studio.cfg, "speedup": flops,
+            "measured": median(faster), "measured_spread": [min(faster), max(faster)],
+            **{name: mean(values) for name, values in each.items()}, "each": each,
         }  # fmt: skip
         rows.append(row)
         shown.setdefault(f"unmerged, {point.of_steps} steps", reference[:8])
-        shown[f"{point.method} {flops:.2f}x" + (f" ({point.against})" if point.against else "")] = pictures[
-            :8
-        ]
+        of_steps = "" if point.of_steps == STEPS else f" of {point.of_steps} steps"
+        against = f" ({point.against})" if point.against else ""
+        shown[f"{point.method}{of_steps} {flops:.2f}x{against}"] = pictures[:8]
     return rows, shown
 
 
@@ -257,25 +134,28 @@ def earlier(paths: list[Path]) -> list[dict]:
     for path in paths:
         try:
             found = json.loads(path.read_text(encoding="utf-8"))["rows"]
-            rows += [row for row in found if row["each"]]
+            rows += [row for row in found if row["each"] and MODELS[row["model"]]]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise SystemExit(f"--read {path}: not a file that this benchmark wrote ({error!r})") from None
-    return report.joined(rows)
+    return joined(rows)
 
 
 def main(argv: list[str] | None = None) -> None:
     options = checked(__doc__, argv)
     rows = measured(options) if options.read is None else earlier(options.read)
     if not rows:
-        raise SystemExit("Nothing was drawn, and nothing is written.")
-    if not options.tries:
+        raise SystemExit("There are no rows, and nothing is written.")
+    if options.write and {row["model"] for row in rows} != set(FAMILIES):
+        raise SystemExit("--write: these are rows of one model only; the table wants both.")
+    part = options.tries or options.only or options.first
+    if not part:
         for family, tokens in dict.fromkeys((row["model"], row["tokens"]) for row in rows):
             here = [row for row in rows if (row["model"], row["tokens"]) == (family, tokens)]
             report.plot(here, OUT / f"frontier-{family}-{tokens}-tokens.png")
-    findings = report.findings(rows)
-    print("\n".join(findings))
+    said = findings.findings(rows)
+    print("\n".join(said))
     if options.json:
-        options.json.write_text(json.dumps({"rows": rows, "findings": findings}, indent=1))
+        options.json.write_text(json.dumps({"rows": rows, "findings": said}, indent=1))
     if options.write:
         report.write_table(rows, options.write)
     print(f"Plots and contact sheets: {OUT.relative_to(TESTS.parent)}")
@@ -287,18 +167,20 @@ def measured(options: argparse.Namespace) -> list[dict]:
     names = prompts(number_of_prompts(options), not options.tune)
     until = time.monotonic() + 60 * options.minutes
     rows = []
-    for pixels in options.pixels or ([128] if options.quick else [128, 256]):
-        for family in options.model or FAMILIES:
+    for pixels in dict.fromkeys(options.pixels or ([128] if options.quick else [128, 256])):
+        for family in dict.fromkeys(options.model or FAMILIES):
             load, weights, cfg = MODELS[family]
             weights = options.weights or weights
             cfg = cfg if options.cfg is None else options.cfg
-            studio = Studio(family, pixels, cfg, load(weights), weights, names, options.first)
+            studio = Studio(
+                OUT, family, pixels, cfg, load(weights), weights, names, not options.tune, options.first
+            )
             chosen = chosen_points(family, options)
             draw_all(studio, chosen, until)
             found, shown = rows_of(studio, chosen, distances)
             rows += found
             report.print_table(found)
-            if found and not options.tries:
+            if found and not (options.tries or options.first):
                 report.sheet(shown, OUT / f"sheet-{family}-{pixels}.png")
                 if presets := report.of_presets(shown):
                     report.sheet(presets, OUT / f"presets-{family}-{pixels}.jpg")

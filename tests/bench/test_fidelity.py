@@ -17,9 +17,10 @@ def lib(comfy):
     sys.path[:0] = added = [str(TESTS / "training")]
     sys.path.append(str(TESTS))  # last: tests/comfy must not hide ComfyUI's comfy
     try:
-        from bench.fidelitylib import distances, options, points, report
+        from bench.fidelitylib import distances, findings, options, parts, points, report
 
-        yield {"distances": distances, "options": options, "points": points, "report": report}
+        modules = distances, findings, options, parts, points, report
+        yield {module.__name__.rpartition(".")[2]: module for module in modules}
     finally:
         for entry in (*added, str(TESTS)):
             sys.path.remove(entry)
@@ -100,62 +101,123 @@ def row(
 
 
 def test_findings_are_paired_and_say_what_was_missed(lib):
-    report = lib["report"]
+    findings = lib["findings"]
     ours = row("quality", [0.1, 0.3, 0.5], [30.0, 31.0, 32.0])
     paper = row("paper", [0.2, 0.4, 0.6], [29.0, 30.0, 31.0], "quality")
-    assert report.paired(ours, paper, "lpips") == (pytest.approx(-0.1), pytest.approx(0, abs=1e-9))
-    text = "\n".join(report.findings([ours, paper]))
-    assert "met    quality closer than paper at 1.30x: LPIPS -0.1000 ± 0.0000, PSNR +1.0 ± 0.0 dB" in text
-    assert "MISSED quality at 1.30x has 0.75 of paper's LPIPS" in text
+    assert findings.paired(ours, paper, "lpips") == pytest.approx([-0.1] * 3)
+    text = "\n".join(findings.findings([ours, paper]))
+    assert "met    quality closer than paper at 1.30x: LPIPS -0.1000 ± 0.0000, PSNR +1.0 ± 0.0 dB\n" in text
+    assert "MISSED quality at 1.30x has 0.750 of paper's LPIPS" in text
+
+
+def test_findings_say_how_many_prompts_they_are_of_whichever_side_has_fewer(lib):
+    ours = row("quality", [0.1, 0.1], [30.0, 31.0])
+    paper = row("paper", [0.2, 0.21, 0.9], [29.0, 29.9, 10.0], "quality")
+    heading, *lines = lib["findings"].findings([ours, paper])
+    assert heading == "Flux, 1024 tokens, 3 prompts" and len(lines) == 2
+    assert all(line.endswith(" (2 prompts)") for line in lines)
+    assert "has 0.488 of paper's LPIPS" in lines[1], "over the prompts that both have"
+
+
+def test_few_prompts_have_to_differ_by_more(lib):
+    """Two standard errors are enough with 32 prompts, not with 4: there it takes 3.2."""
+    beyond_chance = lib["findings"].beyond_chance
+    assert not beyond_chance([1.0]) and not beyond_chance([0.0, 3.0, 3.0, 3.0][:2])
+    assert not beyond_chance([0.2, 0.4, 1.6, 1.8])  # 1.0 ± 0.41
+    assert beyond_chance([0.2, 0.4, 1.6, 1.8] * 8)  # 1.0 ± 0.13
+    assert beyond_chance([-0.6, -0.8, -1.2, -1.4])  # -1.0 ± 0.18
 
 
 def test_parts_of_a_row_are_put_together_and_the_later_one_counts_where_they_overlap(lib):
-    joined = lib["report"].joined
+    joined = lib["parts"].joined
     begin = row("quality", [0.1, 0.3, 0.9], [30.0, 31.0, 99.0], speedup=1.0)
     other = row("paper", [0.2] * 4, [20.0] * 4, "quality")
     more = row("quality", [0.5, 0.7], [32.0, 33.0], speedup=2.0, first=2)
     del begin["first"]  # as in files from before --from
     quality, paper = joined([more, other, begin])
-    assert quality["each"]["lpips"] == [0.1, 0.3, 0.5, 0.7] and quality["each"]["psnr"] == [
-        30.0,
-        31.0,
-        32.0,
-        33.0,
-    ]
+    assert quality["each"]["lpips"] == [0.1, 0.3, 0.5, 0.7]
+    assert quality["each"]["psnr"] == [30.0, 31.0, 32.0, 33.0]
     assert (quality["prompts"], quality["lpips"], quality["psnr"]) == (4, pytest.approx(0.4), 31.5)
     assert quality["speedup"] == pytest.approx(4 / 3) and quality["measured_spread"] == [1.0, 2.0]
     assert paper == other
 
 
-def test_parts_with_a_gap_or_of_other_prompts_are_refused(lib):
-    joined = lib["report"].joined
-    begin, end = row("quality", [0.1], [30.0]), row("quality", [0.5], [32.0], first=2)
-    with pytest.raises(SystemExit, match="prompts 0 to 1 and from 2 on are no parts of one row"):
-        joined([begin, end])
-    with pytest.raises(SystemExit, match="no parts of one row"):
-        joined([begin, begin])
-    with pytest.raises(SystemExit, match=r"begin at different prompts \(\[0, 2\]\)"):
-        joined([row("paper", [0.1], [30.0], "quality"), end])
+def test_a_part_inside_of_a_row_takes_its_place_there(lib):
+    whole, part = row("quality", [0.1] * 4, [30.0] * 4), row("quality", [0.5], [31.0], first=2)
+    (found,) = lib["parts"].joined([whole, part])
+    assert found["each"]["lpips"] == [0.1, 0.1, 0.5, 0.1] and found["prompts"] == 4
 
 
-def test_stacking_within_its_error_is_called_even(lib):
-    report = lib["report"]
-    balanced, alone = row("balanced", [0.1, 0.1], [30.0, 30.0]), row("easycache", [0.2, 0.2], [30.0, 30.0])
+@pytest.mark.parametrize("without", [0, 1])
+def test_parts_have_the_measures_that_both_have(lib, without):
+    """With --no-inception one part has a measure less."""
+    parts = [row("quality", [0.1], [30.0]), row("quality", [0.5], [31.0], first=1)]
+    parts[1 - without]["inception"], parts[1 - without]["each"]["inception"] = 0.3, [0.3]
+    (found,) = lib["parts"].joined(parts)
+    assert "inception" not in found and "inception" not in found["each"] and found["psnr"] == 30.5
+
+
+@pytest.mark.parametrize(
+    "other, why",
+    [
+        (dict(first=2), "prompts 1 to 1 are missing"),
+        (dict(first=0), "comes twice from prompt 0 on"),
+        (dict(first=1, method="paper"), r"first prompts are \[0, 1\]"),
+        (dict(first=1, settings={"ratio": 0.5}), "comes with settings {} and with {'ratio': 0.5}"),
+        (dict(first=1, held_out=False), "comes with held_out True and with False"),
+        (dict(first=1, version="b"), "comes with version a and with b"),
+    ],
+)
+def test_parts_that_do_not_fit_are_refused(lib, other, why):
+    begin = row("quality", [0.1], [30.0]) | {"version": "a"}
+    with pytest.raises(SystemExit, match=why):
+        lib["parts"].joined([begin, row("quality", [0.5], [32.0]) | other])
+
+
+def test_stacking_within_what_chance_explains_is_called_even(lib):
+    balanced, alone = row("balanced", [0.1] * 4, [30.0] * 4), row("easycache", [0.2] * 4, [30.0] * 4)
 
     def said(lpips: list[float]) -> str:
-        both = row("balanced on easycache", lpips, [30.0, 30.0], speedup=1.7)
-        return next(line for line in report.findings([balanced, alone, both]) if "on top of" in line).split()[
-            0
-        ]
+        both = row("balanced on easycache", lpips, [30.0] * 4, speedup=1.7)
+        lines = lib["findings"].findings([balanced, alone, both])
+        return next(line for line in lines if "on top of" in line).split()[0]
 
-    assert [said(lpips) for lpips in ([0.2, 0.21], [0.4, 0.41], [0.2, 0.42])] == ["met", "MISSED", "even"]
+    below, above, either = [0.2, 0.21, 0.2, 0.2], [0.4, 0.41, 0.4, 0.4], [0.2, 0.42, 0.3, 0.32]
+    assert [said(lpips) for lpips in (below, above, either)] == ["met", "MISSED", "even"]
 
 
 def test_rows_are_compared_over_the_prompts_they_share(lib):
     many, few = row("quality", [0.1, 0.3, 0.8], [30.0, 31.0, 32.0]), row("paper", [0.2, 0.4], [29.0, 30.0])
-    left, right = lib["report"].over_same_prompts(many, few)
+    left, right = lib["findings"].over_same_prompts(many, few)
     assert (left["prompts"], right["prompts"]) == (2, 2)
     assert (left["lpips"], right["lpips"]) == (pytest.approx(0.2), pytest.approx(0.3))
+
+
+@pytest.mark.parametrize(
+    "given, why",
+    [
+        ("--read x.json --only balanced --from 4", "--read draws nothing: leave out --from, --only"),
+        ("--write {readme} --model flux", "leave out --model"),
+        ("--write {readme} --json {readme}", "name two files"),
+        ("--write {plain}", "to write between"),
+        ("--write nowhere.md", "there is no file"),
+        ("--only balanced easycahe", "--only 'easycahe': no such method"),
+        ("--only balanced --try ratio=0.5", "one or the other"),
+        ("--try ratio", "write name=value"),
+        ("--try ratio=2", "ratio is 2"),
+        ("--prompts 4 --from 4", "there are only 4 prompts"),
+        ("--from 3", "invalid choice"),
+        ("--minutes nan", "a number from 0 up"),
+        ("--weights nowhere --model flux", "an existing file"),
+    ],
+)
+def test_options_that_can_not_end_well_are_refused_at_once(lib, tmp_path, capsys, given, why):
+    (tmp_path / "readme.md").write_text("<!-- fidelity --><!-- /fidelity -->", encoding="utf-8")
+    (tmp_path / "plain.md").write_text("<!-- /fidelity --><!-- fidelity -->", encoding="utf-8")
+    words = given.format(readme=tmp_path / "readme.md", plain=tmp_path / "plain.md").split()
+    with pytest.raises(SystemExit):
+        lib["options"].checked("about", words)
+    assert why in capsys.readouterr().err
 
 
 def test_readme_table_goes_between_its_markers(lib, tmp_path):

