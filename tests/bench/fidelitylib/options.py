@@ -9,9 +9,10 @@ from pathlib import Path
 from comfyui_toma.toma_core.settings import Settings
 
 from . import report
+from .findings import MODELS
 from .points import Point, points
 
-FAMILIES = ("flux", "unet")
+FAMILIES = tuple(MODELS)
 FILES = ("json", "read", "write")
 SPELT = {"first": "from", "tries": "try"}  # options that have the name of a keyword
 BATCH = 4
