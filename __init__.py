@@ -4,7 +4,7 @@ WEB_DIRECTORY = "./web"
 
 
 async def comfy_entrypoint():
-    from .toma_core.patcher.needs import check_comfyui
+    from .toma_core.patcher.compat import check_comfyui
 
     check_comfyui()
     from .nodes import ToMAExtension

@@ -12,7 +12,7 @@ from asyncio import IncompleteReadError
 from collections.abc import Callable
 from threading import Thread
 
-from ..toma_core.patcher.run import Pick
+from ..toma_core.patcher.report import Pick
 from .running import page_server
 
 EVENT = "toma.picks"
@@ -48,6 +48,9 @@ class LivePicks:
         self.node_id = node_id
         self.client = ""
         self.paced = Paced(self._send)
+
+    def __deepcopy__(self, memo: dict) -> LivePicks:
+        return self
 
     def __bool__(self) -> bool:
         return bool(_watching and self.paced and getattr(page_server(), "client_id", None) in _watching)

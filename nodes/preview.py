@@ -12,7 +12,7 @@ from comfy_api.latest import io, ui
 from torch import Tensor
 
 from ..toma_core import overlay
-from ..toma_core.patcher.run import Pick, Report
+from ..toma_core.patcher.report import Pick, Report
 from .pictures import check_pictures
 from .reports import made_by, reports_of
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..toma_core.patcher.run import KEY, Report
+from ..toma_core.patcher.families.base import KEY
+from ..toma_core.patcher.report import Report
 
 
 def reports_of(model, name: str) -> list[Report]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import asdict
 
 from comfy_api.latest import io
@@ -23,6 +24,7 @@ from .running import has_preview, running_prompt
 _CUSTOM_ONLY = " Counts with the preset 'custom'."
 _PRESET = "balanced"
 _SHOWN = PRESETS[_PRESET]["unet"]
+_told: set[str] = set()
 
 
 def _presets_for_page() -> dict:
@@ -41,18 +43,18 @@ class ToMA(io.ComfyNode):
             node_id="ToMA",
             display_name="ToMA (Token Merging)",
             category="model/patch",
-            description="Makes SDXL and Flux sample faster by computing alike image tokens together. "
-            "Put it between the model loader and the sampler.",
-            search_aliases=["token merge", "tome", "speed", "faster", "accelerate"],
+            description="Makes sampling faster: steps whose answer can be forecast are not run, and in others alike image "
+            "tokens are computed together. Put it between the model loader and the sampler.",
+            search_aliases=["token merge", "tome", "speed", "faster", "accelerate", "cache", "skip steps"],
             inputs=[
-                io.Model.Input("model", tooltip="The model to make faster: SDXL and its relatives, or Flux."),
+                io.Model.Input("model", tooltip="The model to make faster: any diffusion model."),
                 io.Combo.Input(
                     "preset",
                     options=[*PRESETS, CUSTOM],
                     default=_PRESET,
-                    tooltip="How much speed for how much likeness. quality: closest to the unmerged picture. "
-                    "balanced: a good default. fast: drafts. paper: the published ToMA settings. "
-                    "custom: the values below.",
+                    tooltip="How much speed for how much closeness to the plain image. quality: closest. balanced: a good "
+                    "default. fast: faster, the image may change in details. turbo: for runs of up to 8 steps. paper: "
+                    "the published ToMA settings. custom: the values below.",
                     extra_dict={"presets": _presets_for_page()},
                 ),
                 io.Float.Input(
@@ -62,13 +64,15 @@ class ToMA(io.ComfyNode):
                     max=0.95,
                     step=0.01,
                     display_mode=io.NumberDisplay.slider,
-                    tooltip="Share of the image tokens that is merged away: 0.5 computes half of them. "
-                    "More is faster and less faithful; 0 changes nothing and only measures." + _CUSTOM_ONLY,
+                    optional=True,
+                    tooltip="Share of the image tokens that is merged away in merged steps: 0.5 computes half of them. "
+                    "More is faster and less faithful; 0: no tokens are merged." + _CUSTOM_ONLY,
                 ),
                 io.Combo.Input(
                     "tile_size",
                     options=[str(size) for size in TILE_SIZES],
                     default=str(_SHOWN.tile_size),
+                    optional=True,
                     tooltip="Tokens are compared within tiles of this many tokens a side. Small tiles are "
                     "quick and keep structure; 0 compares the whole image and is slow." + _CUSTOM_ONLY,
                 ),
@@ -77,13 +81,15 @@ class ToMA(io.ComfyNode):
                     default=_SHOWN.reselect_every,
                     min=1,
                     max=100,
-                    tooltip="Choose the tokens to keep anew after this many sampler steps." + _CUSTOM_ONLY,
+                    optional=True,
+                    tooltip="Choose the tokens to keep anew after this many merged steps." + _CUSTOM_ONLY,
                 ),
                 io.Int.Input(
                     "reweight_every",
                     default=_SHOWN.reweight_every,
                     min=1,
                     max=100,
+                    optional=True,
                     tooltip="Between two choices, work out anew after this many steps which token is merged "
                     "into which." + _CUSTOM_ONLY,
                 ),
@@ -93,6 +99,7 @@ class ToMA(io.ComfyNode):
                     min=0.0,
                     max=1.0,
                     step=0.01,
+                    optional=True,
                     advanced=True,
                     tooltip="Merge from this part of the sampler's steps on." + _CUSTOM_ONLY,
                 ),
@@ -102,6 +109,7 @@ class ToMA(io.ComfyNode):
                     min=0.0,
                     max=1.0,
                     step=0.01,
+                    optional=True,
                     advanced=True,
                     tooltip="Merge up to this part of the sampler's steps; the rest runs unmerged."
                     + _CUSTOM_ONLY,
@@ -110,15 +118,16 @@ class ToMA(io.ComfyNode):
                     "merge",
                     options=[where.value for where in MergeWhere],
                     default=_SHOWN.merge.value,
+                    optional=True,
                     advanced=True,
-                    tooltip="What runs on merged tokens: the whole transformer block (fastest), each of its "
-                    "layers on its own (as published; on Flux the same as the whole block), or attention "
-                    "only." + _CUSTOM_ONLY,
+                    tooltip="What runs on merged tokens: rows of whole transformer blocks (fastest), each layer on its own (as "
+                    "published; on a DiT each block on its own), or attention only." + _CUSTOM_ONLY,
                 ),
                 io.Combo.Input(
                     "budget",
                     options=list(BUDGETS),
                     default=_SHOWN.budget,
+                    optional=True,
                     advanced=True,
                     tooltip="equal: every tile keeps as many tokens. adaptive: tiles with more detail keep "
                     "more." + _CUSTOM_ONLY,
@@ -128,21 +137,31 @@ class ToMA(io.ComfyNode):
                     default=_SHOWN.skip_first_blocks,
                     min=-1,
                     max=100,
+                    optional=True,
                     advanced=True,
                     tooltip="Leave this many first blocks unmerged. -1: what is best for the model."
                     + _CUSTOM_ONLY,
                 ),
                 io.Boolean.Input(
                     "carry_detail",
-                    default=_SHOWN.carry_detail,
+                    default=True,
                     optional=True,
                     advanced=True,
-                    tooltip="A step that chooses tokens runs unmerged and its detail is carried through the "
-                    "merged steps after it: much closer to the unmerged picture. Needs reselect_every above "
-                    "1 and merge set to whole block." + _CUSTOM_ONLY,
+                    tooltip="Has no effect any more: tolerance has taken its place. It stays so that older workflows load.",
+                ),
+                io.Float.Input(
+                    "tolerance",
+                    default=_SHOWN.tolerance,
+                    min=0.0,
+                    max=1.0,
+                    step=0.001,
+                    round=0.0001,
+                    optional=True,
+                    tooltip="How far forecasts may take the image from the plain one, relative to it, whatever the number of "
+                    "steps. More is faster. 0: nothing is forecast." + _CUSTOM_ONLY,
                 ),
             ],
-            outputs=[io.Model.Output(tooltip="The same model, sampling with merged tokens.")],
+            outputs=[io.Model.Output(tooltip="The same model, sampling faster.")],
             hidden=[io.Hidden.prompt, io.Hidden.unique_id],
         )
 
@@ -153,7 +172,7 @@ class ToMA(io.ComfyNode):
 
     @classmethod
     def validate_inputs(
-        cls, preset: str | None, start_percent: float | None, end_percent: float | None
+        cls, preset: str | None = None, start_percent: float | None = None, end_percent: float | None = None
     ) -> bool | str:
         """What two widgets say together is checked before anything runs. One that gets its value by a link
         has none yet: None."""
@@ -168,11 +187,14 @@ class ToMA(io.ComfyNode):
         return True
 
     @classmethod
-    def execute(cls, model: io.Model.Type, preset: str, tile_size: str, **widgets) -> io.NodeOutput:
-        family = family_of(model)
+    def execute(cls, model: io.Model.Type, preset: str = _PRESET, **widgets) -> io.NodeOutput:
         sizes = {str(size): size for size in TILE_SIZES}
-        tile_size = sizes.get(tile_size, tile_size) if isinstance(tile_size, str) else tile_size
-        settings = resolve(preset, family.name, tile_size=tile_size, **widgets)
+        if isinstance(widgets.get("tile_size"), str):
+            widgets["tile_size"] = sizes.get(widgets["tile_size"], widgets["tile_size"])
+        if preset == CUSTOM and "carry_detail" in widgets and "carry_detail" not in _told:
+            _told.add("carry_detail")
+            logging.info("ToMA: carry_detail has no effect any more, tolerance has taken its place.")
+        settings = resolve(preset, family_of(model).kind, **widgets)
         record = has_preview(getattr(cls.hidden, "prompt", None))
         live = LivePicks(getattr(cls.hidden, "unique_id", None))
         return io.NodeOutput(patch(model, settings, record, live))

@@ -18,6 +18,9 @@ from torch import Tensor
 from .selection import Destinations, select, similarity, through_batch
 from .tiles import Tiles
 
+# (features [B, T, n, C], number to keep, tiles, temperature, budget, destinations that rest) -> Merge: `reselect` or a
+# rival of it
+Select = Callable[..., "Merge"]
 TEMPERATURE = 1000.0  # the published one: nearly all of a token goes to its most similar destination
 
 
@@ -187,3 +190,12 @@ def _nearest(up: Tensor, destinations: Destinations, tiles: Tiles) -> Tensor:
     else:
         row = destinations.slots.gather(2, slot)
     return tiles.join(row.unsqueeze(-1)).squeeze(-1)
+
+
+def finite(x: Tensor) -> Tensor:
+    """x itself, in half precision with what overflowed at the largest number there is, as ComfyUI does it in Flux's
+    blocks: else a difference of two such numbers would be none."""
+    if x.dtype is not torch.float16:
+        return x
+    most = torch.finfo(x.dtype).max
+    return x.clamp_(-most, most)

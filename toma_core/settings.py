@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from enum import Enum
 
-from .schedule import Schedule
+from .plan import ErrorBudget, Plan, ReuseSchedule
 
 TILE_SIZES = (4, 8, 16, 32, 0)
 BUDGETS = ("adaptive", "equal")
@@ -25,12 +25,8 @@ class SettingsError(ValueError):
 
 @dataclass(frozen=True)
 class Settings:
-    """One way to merge. `ratio` is the share of tokens merged away.
-
-    `carry_detail`: a step that picks tokens runs unmerged and remembers what the blocks added to every
-    token and how that changes; the merged steps after it compute only what differs from its going on so.
-    Without it every step is merged and tokens of one group all receive the same.
-    """
+    """What a run does. `ratio` is the share of tokens merged away in merged steps; `tolerance` how far forecasts may
+    take the image from the one without them, relative to it (0: nothing is forecast)."""
 
     ratio: float = 0.5
     tile_size: int = 8
@@ -41,7 +37,7 @@ class Settings:
     merge: MergeWhere = MergeWhere.BLOCK
     budget: str = "equal"
     skip_first_blocks: int = -1
-    carry_detail: bool = True
+    tolerance: float = 0.0
 
     def __post_init__(self) -> None:
         object.__setattr__(
@@ -55,8 +51,7 @@ class Settings:
         _whole("reselect_every", self.reselect_every, 1)
         _whole("reweight_every", self.reweight_every, 1)
         _whole("skip_first_blocks", self.skip_first_blocks, -1)
-        if not isinstance(self.carry_detail, bool):
-            raise SettingsError(f"carry_detail is {self.carry_detail!r}: it takes true or false.")
+        _within("tolerance", self.tolerance, 0.0, 1.0)
         if self.start_percent > self.end_percent:
             raise SettingsError(
                 f"start_percent is {self.start_percent:g} and end_percent {self.end_percent:g}: merging would "
@@ -64,14 +59,18 @@ class Settings:
             )
 
     @property
-    def carries(self) -> bool:
-        """Whether detail is carried: it needs merged steps between two picks, and whole blocks."""
-        return self.carry_detail and self.reselect_every > 1 and self.merge is MergeWhere.BLOCK
+    def rides(self) -> bool:
+        """Whether kept tokens ride through rows of blocks; else each block, or each layer, is merged by itself."""
+        return self.merge is MergeWhere.BLOCK
 
     @property
-    def schedule(self) -> Schedule:
-        reweight = self.reselect_every if self.carries else self.reweight_every
-        return Schedule(self.reselect_every, reweight, self.start_percent, self.end_percent)
+    def schedule(self) -> ReuseSchedule:
+        window = (self.start_percent, self.end_percent)
+        return ReuseSchedule(self.reselect_every, self.reweight_every, *window, merges=self.ratio > 0)
+
+    def plan(self) -> Plan:
+        """A new plan for one run."""
+        return ErrorBudget(self.tolerance, self.schedule) if self.tolerance else self.schedule
 
 
 def _whole(name: str, value: object, least: int) -> None:
@@ -90,28 +89,35 @@ def _one_of(name: str, value: object, allowed, kind=None):
     return kind(value) if kind else value
 
 
-_BALANCED = Settings(ratio=0.85, tile_size=8, reselect_every=2, reweight_every=2, end_percent=0.9)
-_QUALITY = replace(_BALANCED, start_percent=0.3)
-_FAST_UNET = Settings(ratio=0.92, tile_size=8, reselect_every=3, reweight_every=3)
-_FAST_FLUX = Settings(ratio=0.85, tile_size=8, reselect_every=3, reweight_every=3, end_percent=0.9)
-_PAPER = dict(ratio=0.5, merge=MergeWhere.LAYER, budget="equal", carry_detail=False)
+_MERGE = dict(reselect_every=1, reweight_every=1)
+_UNET = dict(tile_size=16, **_MERGE)
+_DIT = dict(tile_size=8, **_MERGE)
+_PAPER = dict(ratio=0.5, merge=MergeWhere.LAYER, budget="equal")
 
 PRESETS: dict[str, dict[str, Settings]] = {
-    "balanced": {"unet": _BALANCED, "flux": _BALANCED},
-    "quality": {"unet": _QUALITY, "flux": _QUALITY},
-    "fast": {"unet": _FAST_UNET, "flux": _FAST_FLUX},
+    "balanced": {
+        "unet": Settings(ratio=0.5, tolerance=0.03, **_UNET),
+        "dit": Settings(ratio=0.5, tolerance=0.03, end_percent=0.6, **_DIT),
+    },
+    "quality": {"unet": Settings(ratio=0.25, tolerance=0.02, **_UNET), "dit": Settings(ratio=0.0, tolerance=0.02, **_DIT)},
+    "fast": {
+        "unet": Settings(ratio=0.5, tolerance=0.06, **_UNET),
+        "dit": Settings(ratio=0.5, tolerance=0.06, end_percent=0.6, **_DIT),
+    },
     "paper": {
         "unet": Settings(reselect_every=10, reweight_every=5, skip_first_blocks=0, **_PAPER),
-        "flux": Settings(reselect_every=1, reweight_every=1, skip_first_blocks=5, **_PAPER),
+        "dit": Settings(reselect_every=1, reweight_every=1, skip_first_blocks=5, **_PAPER),
     },
 }
 CUSTOM = "custom"
+DEFAULT = "balanced"
 
 
-def resolve(preset: str, family: str, **widgets) -> Settings:
-    """The settings of a preset for a model family, or with `custom` those of the widgets."""
+def resolve(preset: str, kind: str, **widgets) -> Settings:
+    """The settings of a preset for a kind of model ("unet", "dit" or "none"), or with `custom` those of the widgets."""
     _one_of("preset", preset, [*PRESETS, CUSTOM])
     if preset != CUSTOM:
-        return PRESETS[preset][family]
+        return PRESETS[preset]["unet" if kind == "unet" else "dit"]
     known = {f.name for f in fields(Settings)}
-    return Settings(**{name: value for name, value in widgets.items() if name in known})
+    given = {name: value for name, value in widgets.items() if name in known}
+    return replace(PRESETS[DEFAULT]["unet"], **given)

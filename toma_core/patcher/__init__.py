@@ -8,56 +8,49 @@ from functools import partial
 
 from torch import Tensor
 
-from ..settings import Settings
-from .run import KEY, Family, Handle, Listener, Run, network_of
+from ..merge import Select, reselect
+from ..plan import Plan
+from ..settings import Settings, SettingsError
+from .families import UnsupportedModel, family_of
+from .families.base import KEY
+from .report import Handle
+from .run import Listener, Run
+
+__all__ = ["UnsupportedModel", "family_of", "patch"]
 
 
-class UnsupportedModel(ValueError):
-    """A model without a token seam that we know; the message says what it is and what works."""
+def patch(
+    model,
+    settings: Settings,
+    record: bool = False,
+    listener: Listener | None = None,
+    plan: Callable[[], Plan] | None = None,
+    select: Select = reselect,
+):
+    """A clone of the ModelPatcher whose sampling runs are forecast and merged by the settings.
 
+    With `record` the reports of its runs hold every pick and where forecasts were wrong; a `listener` is told of picks
+    as they are made. `plan` and `select` put others in the place of ours, for benchmarks."""
+    from comfy.patcher_extension import WrappersMP
 
-def family_of(model) -> type[Family]:
-    """The family of a ModelPatcher's diffusion model."""
-    from .flux import FluxFamily
-    from .unet import UNetFamily
-
-    network = network_of(model)
-    if network is None:
-        raise UnsupportedModel(
-            f"model is a {type(model).__name__}, not a diffusion model: connect the MODEL of a loader."
+    family = family_of(model).arrange(settings)
+    if family.why_unmerged and settings.ratio and not settings.tolerance and plan is None:
+        raise SettingsError(
+            f"tolerance is 0, so nothing would be forecast, and tokens can't be merged: {family.why_unmerged}. "
+            "Set tolerance above 0, for instance to 0.03."
         )
-    for family in (UNetFamily, FluxFamily):
-        if family.matches(network):
-            return family
-    raise UnsupportedModel(
-        f"model is a {type(model.model).__name__} ({type(network).__name__}), which ToMA can't merge. "
-        f"It works with {UNetFamily.description} and {FluxFamily.description}."
-    )
-
-
-def patch(model, settings: Settings, record: bool = False, listener: Listener | None = None):
-    """A clone of the ModelPatcher whose sampling runs merge tokens.
-
-    With `record` the reports of its runs hold every pick; a `listener` is told of them as they are made."""
-    from comfy.patcher_extension import CallbacksMP, WrappersMP
-
-    family = family_of(model)(model, settings)
+    if KEY in model.model_options:
+        logging.info("ToMA: there is a ToMA node before this one; only the last one counts.")
     model = model.clone()
     handle = Handle(settings)
-    family.apply(model)
     model.model_options[KEY] = handle
     model.remove_wrappers_with_key(WrappersMP.OUTER_SAMPLE, KEY)
-    new_run = partial(Run, settings, family, record, listener)
+
+    def new_run() -> Run:
+        return Run(settings, family, record, listener, plan() if plan else None, select)
+
     model.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, KEY, partial(_sample, new_run, handle))
-    on_copy = getattr(CallbacksMP, "ON_DEEPCLONE_MULTIGPU", None)
-    if on_copy is not None:
-        model.add_callback_with_key(on_copy, KEY, partial(_reseat, family))
     return model
-
-
-def _reseat(family: Family, original, copy) -> None:
-    family.forget(copy)
-    family.apply(copy)
 
 
 def _sample(new_run: Callable[[], Run], handle: Handle, executor: Callable, *args, **kwargs):
@@ -71,7 +64,9 @@ def _sample(new_run: Callable[[], Run], handle: Handle, executor: Callable, *arg
     options = guider.model_options.setdefault("transformer_options", {})
     run = new_run()
     run.family.install(options)
+    add_wrapper_with_key(WrappersMP.PREDICT_NOISE, KEY, run.predict_noise, options)
     add_wrapper_with_key(WrappersMP.APPLY_MODEL, KEY, run.apply_model, options)
+    add_wrapper_with_key(WrappersMP.DIFFUSION_MODEL, KEY, run.network, options)
     finished = False
     try:
         out = executor(*args, **kwargs)

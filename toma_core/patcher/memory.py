@@ -1,4 +1,4 @@
-"""Out of memory, in the words of each device."""
+"""Our own work around blocks: outside of torch.compile's graphs, and where it finds no memory the call runs in full."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import torch
 
+from ..evaluation import Unmergeable
+from .dynamo import uncompiled
+
+OUT_OF_MEMORY = "merging ran out of memory"
 # MPS, the CPU on Linux and on Windows, and MPS for a single tensor that is too large: plain RuntimeErrors.
 _WORDS = ("out of memory", "can't allocate memory", "not enough memory", "invalid buffer size")
-
-
-class NoMemoryToMerge(Exception):
-    """Our own work inside of a block found no memory: the block is to run again, unmerged."""
 
 
 def raise_unless_out_of_memory(error: RuntimeError) -> None:
@@ -25,9 +25,9 @@ def raise_unless_out_of_memory(error: RuntimeError) -> None:
 
 
 def ours(work: Callable, *args):
-    """work(*args), which is of our own and inside of a block."""
+    """work(*args), not compiled; out of memory it raises Unmergeable."""
     try:
-        return work(*args)
+        return uncompiled(work, *args)
     except RuntimeError as error:
         raise_unless_out_of_memory(error)
-    raise NoMemoryToMerge  # here: inside of `except` it would hold on to the memory of the work
+    raise Unmergeable(OUT_OF_MEMORY)  # here: inside of `except` it would hold on to the memory of the work

@@ -1,45 +1,380 @@
-"""One sampling run: what it keeps from call to call, what it counts, and how it ends.
+"""One sampling run: what it keeps from evaluation to evaluation, and how it ends.
 
-A run lives from the sampler's start to its end, inside the options of that one run. Nothing of it is
-written on the model, and what it kept goes with it.
+A run lives from the sampler's start to its end, inside the options of that one run, and what it kept goes with it.
+`predict_noise` is asked for the guider's answer and decides whether it is forecast; if not, the model runs, and
+`apply_model` meets each batch on its way into the network.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from abc import ABC, abstractmethod
-from collections import Counter, deque
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from contextlib import ExitStack
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-from ..merge import Merge
-from ..schedule import Action, place_of, step_of
+from ..chunks import Kept
+from ..clean import latent_of, tokens_of, unmerged
+from ..evaluation import Evaluation, Unmergeable
+from ..forecast import Forecast
+from ..merge import Merge, Select, reselect
+from ..plan import Action, Decision, Kind, Moment, Plan, moment_at
 from ..settings import Settings
-from .call import OUT_OF_MEMORY, Call, Grid, Place
-from .compiled import as_a_call_of_its_own, room_for_graphs
-from .detail import Detail, Kept
-from .memory import raise_unless_out_of_memory
+from .breaks import phase_of
+from .dynamo import as_a_call_of_its_own, keep_out_of_graphs, room_for_graphs
+from .families.base import KEY, Family, seams_on
+from .families.dit import DiTFamily
+from .memory import ours, raise_unless_out_of_memory
+from .report import ErrorMap, Evaluated, Pick, Report
 
-KEY = "toma"
 # Told of each pick of the prompt as it is made, on the sampler's thread: has to return at once.
-Listener = Callable[["Pick"], None]
-_WORDS = {
-    Action.RESELECT: "reselected",
-    Action.REWEIGHT: "reweighted",
-    Action.REUSE: "reused",
-    Action.LEAVE: "left alone",
-}
+Listener = Callable[[Pick], None]
+UNASKED = "another node runs the model in a way of its own, so that this run was never asked"
+NO_BLOCKS = "no tokens were merged: no block of the model came by, another node runs the model in a way of its own"
 
 
-def network_of(model):
-    """The network of a ModelPatcher. Nodes that compile it as a whole leave theirs on the loaded model, where
-    the next patcher finds it: it holds the network that was there before. None if there is no network."""
-    network = getattr(getattr(model, "model", None), "diffusion_model", None)
-    return getattr(network, "_orig_mod", network)
+class Run:
+    """The state of one sampling run. The chunks of a batch (cond, uncond, ...) are kept apart by key."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        family: Family,
+        record: bool = False,
+        listener: Listener | None = None,
+        plan: Plan | None = None,
+        select: Select = reselect,
+    ) -> None:
+        self.settings = settings
+        self.family = family
+        self.record = record
+        self.listener = listener
+        self.select = select
+        self.plan: Plan = plan or settings.plan()
+        self.forecast = Forecast()
+        self.report = Report(family.name, settings, blocks=len(family.places))
+        self.sigmas: list[float] = []
+        self.flow = True
+        self.seen: tuple | None = None  # shape, phase and step of the last evaluation
+        self.decision: Decision | None = None  # of the evaluation that is under way
+        self.grade: Tensor | None = None  # of the last evaluation that ran, still on the device
+        self.since = 0.0
+        self.kept: dict[Hashable, tuple[Kept, int]] = {}
+        self.passes: dict[Hashable, int] = {}
+        self.merged_steps: set[int] = set()
+        self.merged_blocks: set[tuple[str, int]] = set()
+        self.networks: dict[int, ExitStack] = {}  # whose forwards are wrapped
+        self.calls = self.inner_calls = 0  # of the model, and of those the ones that no other node answered
+        self.started: float | None = None
+        self.missed_picks = False
+        keep_out_of_graphs(Run)
+
+    def __deepcopy__(self, memo: dict) -> Run:
+        return self  # packs copy the options of a model deeply, at each step
+
+    # --------------------------------------------------------------------- the guider's answer
+
+    def predict_noise(self, executor, x: Tensor, timestep: Tensor, model_options: dict = {}, seed=None) -> Tensor:  # noqa: B006
+        """Wraps the guider: the clean estimate for x [B, C, ...] at the sigma `timestep` [B], forecast or computed."""
+        guider = executor.class_obj
+        sigmas = model_options.get("transformer_options", {}).get("sample_sigmas")
+        if sigmas is None or x.requires_grad:
+            why = "the latent asks for gradients, as in training" if x.requires_grad else "there is no schedule"
+            self.note(f"nothing is forecast or merged: {why}")
+            return executor(x, timestep, model_options, seed)
+        self._begin(guider, sigmas)
+        sigma = self._read(timestep)
+        moment = moment_at(sigma, self.sigmas, self.flow)
+        if self._breaks(guider, x, sigma, moment):
+            self.forecast.forget()
+            self.plan.restart()
+        decision = self.plan.next(moment, self.forecast.places)
+        entry = Evaluated(moment.step, sigma, decision.kind.value, decision.why)
+        self.report.evaluations.append(entry)
+        if decision.kind is Kind.FORECAST:
+            entry.work = 0.0
+            return self.forecast.at(moment.place)
+        return self._compute(executor, (x, timestep, model_options, seed), decision, moment, entry)
+
+    def _compute(self, executor, arguments: tuple, decision: Decision, moment: Moment, entry: Evaluated) -> Tensor:
+        """The model's own answer. It grades the forecast that would have stood in its place."""
+        self.decision, self.passes = decision, {}
+        calls, inner, before = self.calls, self.inner_calls, self._flops()
+        answer = executor(*arguments)
+        self.decision = None
+        full, run = (now - then for now, then in zip(self._flops(), before))
+        entry.work = run / full if full else 1.0
+        if decision.kind is Kind.MERGED and run >= full:
+            entry.kind, entry.why = Kind.FULL.value, "no tokens were merged here"
+        if self.inner_calls and self.calls > calls and self.inner_calls == inner:
+            entry.why = "another node answered in the place of the model"
+            self.forecast.forget()
+            self.plan.restart()
+            return answer
+        if self.settings.tolerance:
+            self._observe(answer, moment)
+        return answer
+
+    def _observe(self, answer: Tensor, moment: Moment) -> None:
+        if self.record and self.forecast.anchors:
+            error = (self.forecast.at(moment.place) - answer).abs().mean(1) / answer.abs().mean().clamp_min(1e-20)
+            frames = error.unsqueeze(1) if error.ndim == 3 else error
+            self.report.error_maps.append(ErrorMap(moment.step, frames))
+        self.grade = self.forecast.observe(moment.place, answer)
+
+    def _begin(self, guider, sigmas: Tensor) -> None:
+        if self.sigmas:
+            return
+        self.started = time.perf_counter()
+        self.sigmas = sigmas.tolist()
+        self.report.steps = max(1, len(self.sigmas) - 1)
+        self.flow = _is_flow(guider)
+        if self.family.why_unmerged and self.settings.ratio:
+            self.note(f"tokens are not merged: {self.family.why_unmerged}")
+        elif self.family.places and all(place.skipped for place in self.family.places):
+            self.note(f"tokens are not merged: skip_first_blocks leaves none of the {len(self.family.places)} blocks")
+
+    def _read(self, timestep: Tensor) -> float:
+        """This evaluation's sigma, and the grade of the last one that ran: the one time in a step that the host waits
+        for the device, so the time between two of them is that of an evaluation."""
+        sigma = timestep.flatten()[0]
+        if self.grade is None:
+            now, error = float(sigma), None
+        else:
+            now, error = torch.stack((sigma.float(), self.grade.to(sigma.device))).tolist()
+        self.grade = None
+        self._clock()
+        if error is not None:
+            last = next(e for e in reversed(self.report.evaluations) if e.kind != Kind.FORECAST.value)
+            last.error, last.off = error, self.plan.learn(error)
+        return now
+
+    def _clock(self) -> None:
+        now = time.perf_counter()
+        if self.report.evaluations:
+            self.report.evaluations[-1].seconds = now - self.since
+        self.since = now
+
+    def _breaks(self, guider, x: Tensor, sigma: float, moment: Moment) -> bool:
+        """Whether the history must not be continued here."""
+        phase = phase_of(getattr(guider, "conds", None), sigma)
+        about, self.seen = self.seen, (tuple(x.shape), x.dtype, phase, moment)
+        if about is None:
+            return False
+        before = about[-1]
+        backwards = moment.place < before.place - 1e-6
+        return about[:-1] != self.seen[:-1] or backwards or moment.step > before.step + 1
+
+    # --------------------------------------------------------------------- a batch into the network
+
+    def apply_model(
+        self, executor, x, t, c_concat=None, c_crossattn=None, control=None, transformer_options=None, **inputs
+    ):
+        """Wraps BaseModel.apply_model: says what the blocks do with their tokens, runs the model, keeps what was renewed.
+        What can't go on merged is run again in full."""
+        self.calls += 1
+        options = dict(transformer_options or {})
+        network = executor.class_obj.diffusion_model
+        self._wrap(getattr(network, "_orig_mod", network))
+        keys = self._keys(x, options)
+        evaluation = self._evaluation(x, keys, options, inputs)
+        inputs = as_a_call_of_its_own(network, inputs)
+        try:
+            out = self._network(evaluation, executor, x, t, c_concat, c_crossattn, control, options, inputs)
+        except Unmergeable as stop:
+            self.note(f"left unmerged because {stop}")
+            out = None
+        if out is None:  # outside of `except`, which would hold on to memory
+            evaluation = self._evaluation(x, keys, options, inputs, merges=False)
+            out = self._network(evaluation, executor, x, t, c_concat, c_crossattn, control, options, inputs)
+        self._keep(evaluation, keys, x, out)
+        self._note_picks(evaluation, options.get("cond_or_uncond") or [0])
+        self._count(evaluation, x)
+        return out
+
+    def _network(self, evaluation: Evaluation, executor, x, t, c_concat, c_crossattn, control, options, inputs):
+        options = {**options, KEY: evaluation}
+        rides = isinstance(self.family, DiTFamily) and evaluation.copies and evaluation.merges
+        if rides:
+            options, control = ours(self.family.shorter_inputs, evaluation, options, control)
+        with room_for_graphs(self.family.compiles):
+            out = executor(x, t, c_concat, c_crossattn, control, options, **inputs)
+        if rides and evaluation.counted:
+            out = ours(self._unmerged, evaluation, out)
+        return out
+
+    def _unmerged(self, evaluation: Evaluation, out: Tensor) -> Tensor:
+        """The clean estimates [B, C, ...] of all tokens, of those of the kept ones."""
+        merge, patch = next(iter(evaluation.kept.merges.values())), self.family.patch
+        clean = unmerged(tokens_of(out, patch), evaluation.last.clean, merge)
+        return latent_of(clean, out, patch)
+
+    def network(self, executor, *args, **kwargs):
+        """Wraps the network's forward, inside of what other nodes wrap it with: counts what none of them answered."""
+        self.inner_calls += 1
+        return executor(*args, **kwargs)
+
+    def _wrap(self, network: nn.Module) -> None:
+        if id(network) not in self.networks:
+            self.networks[id(network)] = seams_on(self.family, network)
+
+    def _keys(self, x: Tensor, options: dict) -> list[Hashable]:
+        """One key a chunk of the batch. Guidance nodes (PAG, SLG) evaluate a prompt a second time in one answer, with
+        blocks changed: that pass is told from the first, so that neither takes what belongs to the other."""
+        uuids, frames = options.get("uuids") or [None], _frames(options)
+        keys: list[Hashable] = []
+        for uuid in uuids:
+            chunk = (uuid, x.shape[0] // len(uuids), *x.shape[1:], x.dtype, x.device, frames)
+            self.passes[chunk] = self.passes.get(chunk, -1) + 1
+            keys.append((*chunk, self.passes[chunk]))
+        return keys
+
+    def _evaluation(
+        self, x: Tensor, keys: Sequence[Hashable], options: dict, inputs: dict, merges: bool = True
+    ) -> Evaluation:
+        """What the plan says, except that a chunk which missed its turn (its prompt starts later) takes it now."""
+        family, rides = self.family, isinstance(self.family, DiTFamily) and self.settings.rides
+        grid = family.grid(tuple(x.shape)) if isinstance(family, DiTFamily) else (0, 0)
+        leave = Evaluation(self.settings, Action.LEAVE, Kept(len(keys)), copies=rides, grid=grid, inputs=inputs)
+        if not merges or self.decision is None or self.decision.kind is not Kind.MERGED or family.why_unmerged:
+            return leave
+        why = family.why_not(x, options, inputs)
+        if why:
+            self.note(f"tokens are not merged: {why}")
+            return leave
+        parts = [part for part in map(self.kept.get, keys) if part is not None]
+        try:
+            last = Kept.gather(parts) if len(parts) == len(keys) else None
+        except RuntimeError as error:
+            raise_unless_out_of_memory(error)
+            last = None
+        if rides and (last is None or last.clean is None):
+            return leave  # the first evaluation of a chunk: there is no clean estimate yet
+        action, kept = self._turn(last, len(keys))
+        evaluation = Evaluation(self.settings, action, kept, last, rides, self.select, grid, inputs)
+        return self._chosen(evaluation) or leave if rides else evaluation
+
+    def _turn(self, last: Kept | None, chunks: int) -> tuple[Action, Kept]:
+        """What is to be renewed, counted in merged steps, and what the call starts with."""
+        now = len(self.merged_steps - {self.report.evaluations[-1].step})
+        selected = now - now % self.settings.reselect_every
+        weighed = now - (now - selected) % self.settings.reweight_every
+        if last is None or not last.merges or last.selected_at < selected:
+            return Action.RESELECT, Kept(chunks, now, now)
+        if last.weighed_at < weighed:
+            return Action.REWEIGHT, Kept(chunks, last.selected_at, now, dict(last.merges))
+        return Action.REUSE, Kept(chunks, last.selected_at, last.weighed_at, dict(last.merges))
+
+    def _chosen(self, evaluation: Evaluation) -> Evaluation | None:
+        """Kept tokens that ride through the whole network are chosen before it, by the last clean estimate."""
+        try:
+            ours(evaluation.merge_for, self.family.places[-1], evaluation.last.clean, evaluation.grid)
+        except Unmergeable as stop:
+            self.note(f"left unmerged because {stop}")
+            return None
+        return evaluation
+
+    def _keep(self, evaluation: Evaluation, keys: Sequence[Hashable], x: Tensor, out: Tensor) -> None:
+        if evaluation.merges:
+            self.merged_steps.add(self.report.evaluations[-1].step)
+        elif not (evaluation.copies and self.settings.ratio):
+            return
+        kept = evaluation.kept
+        if evaluation.copies:
+            try:
+                kept.clean = tokens_of(out, self.family.patch)
+            except RuntimeError as error:
+                raise_unless_out_of_memory(error)
+        now = len(self.report.evaluations)
+        kept.used_at = now
+        self.kept.update({key: (kept, slot) for slot, key in enumerate(keys)})
+        # Windows that slide on, and are never seen again, must not pile up.
+        horizon = now - 2 * max(2, self.settings.reselect_every)
+        self.kept = {key: part for key, part in self.kept.items() if part[0].used_at >= horizon}
+
+    # --------------------------------------------------------------------- the account
+
+    def note(self, text: str) -> None:
+        """Something that a user should know of this run: said once in the log, and in the report."""
+        if text not in self.report.notes:
+            self.report.notes.append(text)
+            logging.warning("ToMA: %s", text)
+
+    def _note_picks(self, evaluation: Evaluation, sides: list[int]) -> None:
+        """Picks of the prompt itself, not of the negative one; of blocks alike, those of the first."""
+        slot = sides.index(0) if 0 in sides else None
+        if slot is None or not evaluation.renewed or not (self.record or self.listener):
+            return
+        step = self.report.evaluations[-1].step
+        seen = {(pick.step, pick.group) for pick in self.report.picks}
+        for place, grid, merge in evaluation.renewed.values():
+            group, size = self.family.label(place, grid), len(merge.kept) // len(sides)
+            if (step, group) in seen or len(merge.kept) % len(sides):  # another node has split the batch
+                continue
+            seen.add((step, group))
+            try:
+                self._note_pick(step, group, grid, merge.images(slot * size, (slot + 1) * size))
+            except RuntimeError as error:
+                raise_unless_out_of_memory(error)
+                if not self.missed_picks:
+                    logging.warning("ToMA: no memory to note the picks of step %d: not all are shown", step)
+                self.missed_picks = True
+                return
+
+    def _note_pick(self, step: int, group: str, grid: tuple[int, int], merge: Merge) -> None:
+        pick = Pick(step, group, grid, merge.kept, merge.assignment)
+        if self.record:
+            self.report.picks.append(pick)
+        if self.listener:
+            self.listener(pick)
+
+    def _flops(self) -> tuple[float, float]:
+        return self.report.flops_full, self.report.flops_run
+
+    def _count(self, evaluation: Evaluation, x: Tensor) -> None:
+        report, batch = self.report, x.shape[0]
+        report.latent = tuple(x.shape[2:])
+        other = batch * self.family.other_flops(tuple(x.shape)) if evaluation.counted else 0.0
+        report.flops_full += other
+        report.flops_run += other
+        for where, counted in evaluation.counted.items():
+            place = self.family.by_name[where]
+            report.flops_full += batch * self.family.block_flops(place, counted, counted.before)
+            report.flops_run += batch * self.family.block_flops(place, counted, counted.after)
+            if counted.after < counted.before:
+                self.merged_blocks.add(where)
+                report.tokens[self.family.label(place, counted.grid)] = (counted.before, counted.after)
+
+    def end(self, finished: bool, attention: str) -> Report:
+        """Drops all that was kept and gives the account of the run."""
+        for seams in self.networks.values():
+            seams.close()
+        self._clock()
+        report = self.report
+        report.seconds = time.perf_counter() - self.started if self.started else 0.0
+        if finished and not report.evaluations:
+            self.note(f"nothing was forecast or merged: {UNASKED}")
+        elif finished and self.family.places and not report.flops_full:
+            self.note(NO_BLOCKS)
+        report.blocks_merged = len(self.merged_blocks)
+        report.attention = attention
+        report.finished = finished
+        report.picks = [pick.cpu() for pick in report.picks]
+        for shown in report.error_maps:
+            shown.error = shown.error.cpu()
+        self.forecast.forget()
+        self.kept.clear()
+        self.passes.clear()
+        return report
+
+
+def _is_flow(guider) -> bool:
+    """Whether sigma is the share of noise in a mixture with the image, as in flow matching, from 0 to 1."""
+    from comfy.model_sampling import CONST
+
+    return isinstance(guider.model_patcher.get_model_object("model_sampling"), CONST)
 
 
 def _frames(options: dict) -> tuple | None:
@@ -47,342 +382,3 @@ def _frames(options: dict) -> tuple | None:
     window = options.get("context_window")
     shown = window.index_list if window is not None else (options.get("ad_params") or {}).get("sub_idxs")
     return tuple(shown) if shown is not None else None
-
-
-def _in_training(x: Tensor) -> str | None:
-    """Training nodes sample with gradients, at each step another picture: there is nothing to carry on."""
-    return "the latent asks for gradients, as in training" if x.requires_grad else None
-
-
-def _outlined(parts: Sequence[tuple[Kept, int]]) -> list[tuple[Kept, int]]:
-    """The same chunks of outlines; those of one batch have one outline."""
-    outlines = {id(kept): kept if kept.outlined else kept.outline() for kept, _ in parts}
-    return [(outlines[id(kept)], slot) for kept, slot in parts]
-
-
-class Family(ABC):
-    """What a run has to know of a model's architecture."""
-
-    name: str
-    description: str
-    places: list[Place]
-    compiles: bool = True  # whether torch.compile may have the blocks
-    coarse: bool = False  # whether the drift of what blocks add is remembered of cells of tokens, not of each
-
-    @cached_property
-    def by_name(self) -> dict[tuple[str, int], Place]:
-        """The places by span and index."""
-        return {(place.span, place.index): place for place in self.places}
-
-    @staticmethod
-    @abstractmethod
-    def matches(network) -> bool:
-        """Whether a model's network is of this family."""
-
-    def apply(self, model) -> None:
-        """Puts on a patcher (a clone) what has to be there before a run, if anything."""
-
-    def forget(self, model) -> None:
-        """Takes that off a patcher that was copied for another device."""
-
-    @abstractmethod
-    def install(self, options: dict) -> None:
-        """Put the seams into the transformer_options of one run."""
-
-    @abstractmethod
-    def why_not(self, x: Tensor, options: dict, inputs: dict) -> str | None:
-        """Why this call (latent x [B, C, H, W]) can't be merged, or None."""
-
-    @abstractmethod
-    def label(self, place: Place, grid: Grid) -> str:
-        """The group under which a block's tokens are reported."""
-
-    @abstractmethod
-    def block_flops(
-        self, place: Place, before: int, after: int, channels: int, text: int, beside: int
-    ) -> float:
-        """FLOPs of one block for one picture whose `before` tokens are merged to `after`, with `text` tokens
-        and `beside` others that are never merged."""
-
-
-@dataclass
-class Pick:
-    """Which tokens of one group of blocks stayed at one step, for each of the B pictures of the prompt."""
-
-    step: int
-    group: str
-    grid: Grid
-    kept: Tensor  # [B, K] the kept tokens
-    assignment: Tensor  # [B, N] for each token, which of the K it went to
-
-    def cpu(self) -> Pick:
-        return Pick(self.step, self.group, self.grid, self.kept.cpu(), self.assignment.cpu())
-
-
-@dataclass
-class Report:
-    """What a run did, for the log and for other nodes: counted, not taken from the settings."""
-
-    family: str
-    settings: Settings
-    blocks: int
-    steps: int = 0
-    at_step: dict[int, str] = field(default_factory=dict)  # only of steps that were run
-    latent: Grid = (0, 0)
-    blocks_merged: int = 0
-    tokens: dict[str, tuple[int, int]] = field(default_factory=dict)
-    unmerged_because: list[str] = field(default_factory=list)
-    attention: str = ""
-    seconds: float = 0.0
-    calls: int = 0
-    flops_full: float = 0.0
-    flops_run: float = 0.0
-    finished: bool = False
-    picks: list[Pick] = field(default_factory=list)
-
-    @property
-    def actions(self) -> list[str]:
-        """What the steps did that were run, in their order."""
-        return [self.at_step[step] for step in sorted(self.at_step)]
-
-    @property
-    def seconds_per_step(self) -> float:
-        return self.seconds / max(1, self.steps if self.finished else len(self.at_step))
-
-    @property
-    def flops_saved(self) -> float:
-        """Share of the transformer blocks' FLOPs that was not computed."""
-        return 1.0 - self.flops_run / self.flops_full if self.flops_full else 0.0
-
-    def sentence(self) -> str:
-        """The run in one line."""
-        count = Counter(self.actions)
-        steps = ", ".join(f"{count[a.name]} {word}" for a, word in _WORDS.items() if count[a.name])
-        if self.finished and self.actions and len(self.actions) < self.steps:
-            steps += f", {self.steps - len(self.actions)} skipped by another node"
-        tokens = ", ".join(f"{name} {n} -> {k}" for name, (n, k) in self.tokens.items()) or "not merged"
-        line = (
-            f"ToMA: {self.family}, {self.blocks_merged} of {self.blocks} blocks merged, tokens {tokens}; "
-            f"{self.steps} steps ({steps or 'none run'}), {self.seconds_per_step:.3g} s a step, "
-            f"{self.flops_saved:.0%} of the blocks' FLOPs saved, {self.attention}"
-        )
-        if not self.finished:
-            line += "; ended early"
-        return line + "".join(f"; left unmerged because {reason}" for reason in self.unmerged_because)
-
-
-class Handle:
-    """What a patched MODEL carries for other nodes: its settings and the reports of its last runs."""
-
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
-        self.reports: deque[Report] = deque(maxlen=4)
-
-
-class Run:
-    """The state of one sampling run. The chunks of a batch (cond, uncond, ...) are kept apart by key."""
-
-    def __init__(
-        self, settings: Settings, family: Family, record: bool = False, listener: Listener | None = None
-    ) -> None:
-        self.settings = settings
-        self.family = family
-        self.record = record
-        self.listener = listener
-        self.report = Report(family.name, settings, blocks=len(family.places))
-        self.table: list[Action] = []
-        self.sigmas: list[float] = []
-        self.kept: dict[Hashable, tuple[Kept, int]] = {}
-        self.passes: dict[Hashable, tuple[float, int]] = {}
-        self.merged_blocks: set[tuple[str, int]] = set()
-        self.started: float | None = None
-        self.missed_picks = False
-
-    def apply_model(
-        self,
-        executor,
-        x,
-        t,
-        c_concat=None,
-        c_crossattn=None,
-        control=None,
-        transformer_options=None,
-        **inputs,
-    ):
-        """Wraps BaseModel.apply_model: prepares the call, runs the model, keeps what was renewed."""
-        self.started = self.started or time.perf_counter()
-        options = dict(transformer_options or {})
-        about = {"latent": tuple(x.shape[-2:]), "control": control is not None}
-        outside, step, keys = self._begin(options), 0, []
-        if not outside:
-            # The one place where the host waits for the device: which step this is has to be known here.
-            sigma = float(options["sigmas"].flatten()[0])
-            step = step_of(sigma, self.sigmas)
-            about["at"] = place_of(sigma, step, self.sigmas)
-        why_not = outside or _in_training(x) or self.family.why_not(x, options, inputs)
-        if why_not:
-            self.because(why_not)
-            call = Call(self.settings, Action.LEAVE, Kept(0, 0, 0), step, **about)
-        else:
-            keys = self._keys(x, sigma, options)
-            call = self._call(keys, step, record=self.record or bool(self.listener), **about)
-        options[KEY] = call
-        inputs = as_a_call_of_its_own(executor.class_obj.diffusion_model, inputs)
-        with room_for_graphs(self.family.compiles):
-            out = executor(x, t, c_concat, c_crossattn, control, options, **inputs)
-        if not call.tokens and call.action is not Action.LEAVE:
-            return out  # a cache has answered in the place of the blocks
-        self._keep(call, keys)
-        self._note_picks(call, options.get("cond_or_uncond") or [0])
-        self._count(call, x.shape[0], c_crossattn.shape[1] if c_crossattn is not None else 0)
-        return out
-
-    def _begin(self, options: dict) -> str | None:
-        if options.get("sample_sigmas") is None or options.get("sigmas") is None:
-            return "the model was called outside of a sampler's schedule"
-        if not self.table:
-            self.sigmas = options["sample_sigmas"].tolist()
-            self.table = self.settings.schedule.table(max(1, len(self.sigmas) - 1))
-            self.report.steps = len(self.table)
-            if all(place.skipped for place in self.family.places):
-                self.because(
-                    f"skip_first_blocks leaves none of the model's {len(self.family.places)} blocks to merge"
-                )
-            if self.settings.carries and set(self.table) <= {Action.LEAVE, Action.RESELECT}:
-                self.because(
-                    f"of {len(self.table)} step(s) none is left to merge after the one that chooses tokens"
-                )
-        return None
-
-    def _keys(self, x: Tensor, sigma: float, options: dict) -> list[Hashable]:
-        """One key a chunk of the batch.
-
-        Guidance nodes (PAG, SLG) evaluate a prompt a second time at one sigma, with blocks changed: that
-        pass is told from the first, so that neither takes what belongs to the other.
-        """
-        uuids, frames = options.get("uuids") or [None], _frames(options)
-        keys = []
-        for uuid in uuids:
-            chunk = (uuid, x.shape[0] // len(uuids), *x.shape[1:], x.dtype, x.device, frames)
-            last_sigma, passes = self.passes.get(chunk, (None, 0))
-            passes = passes + 1 if last_sigma == sigma else 0
-            self.passes[chunk] = (sigma, passes)
-            keys.append((*chunk, passes))
-        return keys
-
-    def _call(self, keys: Sequence[Hashable], step: int, **about) -> Call:
-        """What the schedule says, except that a chunk which missed its turn (its prompt starts later) takes
-        it now. Steps that a cache skips don't count: else most of those it leaves would be the unmerged ones."""
-        leave = Call(self.settings, Action.LEAVE, Kept(0, 0, 0), step, **about)
-        if self.table[step] is Action.LEAVE or self.settings.ratio == 0:
-            return leave
-        ran = list(self.report.at_step)  # a copy: with several devices there are other threads
-        now = max(self.table.index(Action.RESELECT), sum(before < step for before in ran))
-        turns = [s for s in range(now + 1) if self.table[s] in (Action.RESELECT, Action.REWEIGHT)]
-        chosen_at = [s for s in turns if self.table[s] is Action.RESELECT]
-        self._drop_before(chosen_at)
-        parts = [part for part in map(self.kept.get, keys) if part is not None]
-        known = len(parts) == len(keys)
-        late = any(kept.outlined or kept.selected_at < chosen_at[-1] for kept, _ in parts)
-        try:
-            # Not all of them are outlines, if one missed its turn.
-            kept = Kept.gather(_outlined(parts) if late else parts) if known else None
-        except RuntimeError as error:
-            raise_unless_out_of_memory(error)
-            leave.reasons.append(OUT_OF_MEMORY)
-            return leave
-        if late or not known:
-            fresh = Kept(len(keys), now, now, before=kept, coarse=self.family.coarse)
-            return Call(self.settings, Action.RESELECT, fresh, step, **about)
-        if kept.weighed_at < turns[-1]:
-            merges = {name: Detail(detail.merge) for name, detail in kept.details.items()}
-            renewed = Kept(kept.chunks, kept.selected_at, now, merges)
-            return Call(self.settings, Action.REWEIGHT, renewed, step, **about)
-        return Call(self.settings, Action.REUSE, kept, step, **about)
-
-    def _drop_before(self, turns: Sequence[int]) -> None:
-        """What no call can use any more goes before the step that needs the most memory, not after it: at each of the
-        turns to choose all that the one before had kept, but for its outline (which has what was added, to be
-        compared), and the outline with the next. Windows that slide on, and are never seen again, don't pile up so."""
-        for key, (kept, _) in list(self.kept.items()):
-            if kept.selected_at < (turns[-2:][0] if self.settings.carries else turns[-1]):
-                self.kept.pop(key, None)
-        late = {key: part for key, part in list(self.kept.items()) if part[0].selected_at < turns[-1]}
-        try:
-            outlines = _outlined(list(late.values()))
-        except RuntimeError as error:
-            raise_unless_out_of_memory(error)
-            outlines = [None] * len(late)
-        for (key, part), outline in zip(late.items(), outlines, strict=True):
-            if self.kept.get(key) is part:
-                self.kept.pop(key) if outline is None else self.kept.update({key: outline})
-
-    def _keep(self, call: Call, keys: Sequence[Hashable]) -> None:
-        if call.action is not Action.LEAVE:
-            call.kept.before = None
-            self.kept.update({key: (call.kept, slot) for slot, key in enumerate(keys)})
-        for reason in call.reasons:
-            self.because(reason)
-
-    def _note_picks(self, call: Call, sides: list[int]) -> None:
-        """Picks of the prompt itself, not of the negative one; of blocks alike, those of the first."""
-        slot = sides.index(0) if 0 in sides else None
-        if slot is None or not call.chosen:
-            return
-        seen = {(pick.step, pick.group) for pick in self.report.picks}
-        for place, grid, merge in call.chosen.values():
-            group, size = self.family.label(place, grid), len(merge.kept) // len(sides)
-            if (call.step, group) in seen or len(merge.kept) % len(sides):  # another node has split the batch
-                continue
-            seen.add((call.step, group))
-            try:
-                self._note_pick(call.step, group, grid, merge.images(slot * size, (slot + 1) * size))
-            except RuntimeError as error:
-                raise_unless_out_of_memory(error)
-                if not self.missed_picks:
-                    logging.warning(
-                        "ToMA: no memory to note the picks of step %d: not all are shown", call.step
-                    )
-                self.missed_picks = True
-                return
-
-    def _note_pick(self, step: int, group: str, grid: Grid, merge: Merge) -> None:
-        pick = Pick(step, group, grid, merge.kept, merge.assignment)
-        if self.record:
-            self.report.picks.append(pick)
-        if self.listener:
-            self.listener(pick)
-
-    def because(self, reason: str) -> None:
-        """Something was left unmerged: said once in the log, and in the report."""
-        if reason not in self.report.unmerged_because:
-            self.report.unmerged_because.append(reason)
-            logging.warning("ToMA: not merged here because %s", reason)
-
-    def _count(self, call: Call, batch: int, text: int) -> None:
-        report = self.report
-        report.calls += 1
-        report.at_step.setdefault(call.step, call.action.name)
-        report.latent = call.latent
-        for where, (grid, before, after, beside, channels) in call.tokens.items():
-            place = self.family.by_name[where]
-            others = channels, text, beside
-            report.flops_full += batch * self.family.block_flops(place, before, before, *others)
-            report.flops_run += batch * self.family.block_flops(place, before, after, *others)
-            if after < before:
-                self.merged_blocks.add(where)
-                report.tokens[self.family.label(place, grid)] = (before, after)
-
-    def end(self, finished: bool, attention: str) -> Report:
-        """Drops all that was kept and gives the account of the run."""
-        report = self.report
-        report.seconds = time.perf_counter() - self.started if self.started else 0.0
-        if finished and self.started and not report.flops_full:
-            self.because("no block of the model came by: another node runs the model in a way of its own")
-        report.blocks_merged = len(self.merged_blocks)
-        report.attention = attention
-        report.finished = finished
-        report.picks = [pick.cpu() for pick in report.picks]
-        self.kept.clear()
-        self.passes.clear()
-        return report

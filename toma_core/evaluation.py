@@ -1,0 +1,167 @@
+"""One call of the network: what each block does with its tokens.
+
+Blocks that follow one another form a row. The first block of a row takes the kept tokens, they ride through all its
+blocks, and the last one gives back to all tokens. Where merging is done block by block, as published, each block is a
+row by itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from .chunks import Kept
+from .merge import TEMPERATURE, Merge, Select, finite, reselect, weigh
+from .plan import Action
+from .selection import keep_count
+from .settings import Settings
+from .tiles import Tiles
+
+Grid = tuple[int, int]
+
+
+class Unmergeable(Exception):
+    """This call of the network can't go on merged; it is to be run again in full. The message says why."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a block stands. All blocks of one `share` and token grid use the same merge; a skipped one always works on
+    all tokens."""
+
+    row: str
+    share: str
+    index: int
+    last: bool
+    skipped: bool = False
+
+    def merge_name(self, grid: Grid) -> str:
+        return f"{self.share} {grid[0]}x{grid[1]}"
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What a block worked on: the image's tokens before and after merging, those beside them in the same sequence that
+    are neither image nor text (reference latents), the text's, and the channels."""
+
+    grid: Grid
+    before: int
+    after: int
+    beside: int
+    text: int
+    channels: int
+
+
+@dataclass
+class Ride:
+    """A row under way: its merge, how many tokens it stands for, the kept ones [B, K, C] as they got on, and, where they
+    are needed again, all tokens [B, N, C]."""
+
+    merge: Merge
+    count: int
+    kept: Tensor
+    tokens: Tensor | None
+
+
+class Evaluation:
+    """What the blocks of one call do: `action` comes from the plan, `kept` from earlier calls.
+
+    With `copies` the last block of a row gives every token a copy of its destination, which is corrected outside of
+    the network (clean.py); else x + U (row(kept) - kept)."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        action: Action,
+        kept: Kept,
+        last: Kept | None = None,
+        copies: bool = False,
+        select: Select = reselect,
+        grid: Grid = (0, 0),
+        inputs: dict | None = None,
+    ) -> None:
+        self.settings = settings
+        self.action = action
+        self.kept = kept
+        self.last = last  # whose destinations rest
+        self.copies = copies
+        self.select = select
+        self.grid = grid  # of the tokens, where it is one for all blocks
+        self.inputs = inputs or {}  # of the network
+        self.riding: dict[str, Ride] = {}
+        self.renewed: dict[str, tuple[Place, Grid, Merge]] = {}
+        self.counted: dict[tuple[str, int], Counted] = {}
+        self.scratch: dict = {}  # of the family: what is the same for all blocks of this call
+        self.beside = self.text = 0
+
+    def __deepcopy__(self, memo: dict) -> Evaluation:
+        return self  # packs copy the options of a model deeply
+
+    @property
+    def merges(self) -> bool:
+        return self.action is not Action.LEAVE
+
+    def enter(self, place: Place, x: Tensor, grid: Grid) -> tuple[Tensor, Merge | None]:
+        """What a block is to run on, [B, K, C], and the merge that made it; None: all tokens. x is [B, N, C], or in a row
+        under way what its last block gave, [B, K, C]."""
+        if not self.merges or place.skipped:
+            self.count(place, grid, x, x.shape[1], x.shape[1])
+            return x, None
+        ride = self.riding.get(place.row)
+        if ride is None:
+            merge = self.merge_for(place, x, grid)
+            kept = merge.take(x) if self.settings.rides else merge.merge(x)
+            ride = self.riding[place.row] = Ride(merge, x.shape[1], kept, None if self.copies else x)
+        elif x.shape[1] != ride.kept.shape[1]:
+            raise Unmergeable("another node changed the number of tokens between two blocks")
+        else:
+            kept = x
+        self.count(place, grid, x, ride.count, kept.shape[1])
+        return kept, ride.merge
+
+    def tokens_now(self, place: Place, count: int) -> int:
+        """How many of an image's `count` tokens come into this block."""
+        ride = self.riding.get(place.row)
+        return count if ride is None else ride.kept.shape[1]
+
+    def leave(self, place: Place, out: Tensor) -> Tensor:
+        """What a block hands on, of what it made of the tokens that it was given: [B, K, C], after the last block of a row
+        [B, N, C]."""
+        ride = self.riding.get(place.row)
+        if ride is None or not place.last:
+            return out
+        del self.riding[place.row]
+        if ride.tokens is None:
+            return ride.merge.copied(out)
+        return finite(ride.merge.residual(ride.tokens, finite(out - ride.kept)))
+
+    def count(self, place: Place, grid: Grid, x: Tensor, before: int, after: int) -> None:
+        """Notes what this block works on."""
+        self.counted[place.row, place.index] = Counted(
+            grid, before, after, self.beside, self.text, x.shape[2]
+        )
+
+    def merge_for(self, place: Place, x: Tensor, grid: Grid) -> Merge:
+        """The merge of this block, renewed if the plan says so and this block is the first to ask."""
+        name = place.merge_name(grid)
+        if name not in self.kept.merges or (self.action is not Action.REUSE and name not in self.renewed):
+            self.choose(place, x, grid)
+        return self.kept.merges[name]
+
+    def choose(self, place: Place, features: Tensor, grid: Grid) -> Merge:
+        """Select and weigh by features [B, N, C]; a reweight keeps the destinations it has."""
+        name, settings = place.merge_name(grid), self.settings
+        tiles = Tiles.of(*grid, settings.tile_size)
+        split = tiles.split(features)
+        if self.action is Action.REWEIGHT and name in self.kept.merges:
+            merge = weigh(split, self.kept.merges[name].destinations, tiles)
+        else:
+            keep = keep_count(tiles.tokens, settings.ratio)
+            before = self.last.merges.get(name) if self.last and settings.rides else None
+            merge = self.select(
+                split, keep, tiles, TEMPERATURE, settings.budget, before.destinations if before else None
+            )
+        self.kept.merges[name] = merge
+        self.renewed[name] = (place, grid, merge)
+        return merge

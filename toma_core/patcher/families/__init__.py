@@ -1,0 +1,29 @@
+"""Where the blocks of a model are, and how to reach them."""
+
+from __future__ import annotations
+
+from .base import Family, Unmerged, network_of
+from .dit import DiTFamily
+from .table import entry_of
+from .unet import UNetFamily
+
+__all__ = ["Family", "UnsupportedModel", "family_of", "network_of"]
+
+
+class UnsupportedModel(ValueError):
+    """What came in by a MODEL input is no diffusion model."""
+
+
+def family_of(model) -> Family:
+    """The family of a ModelPatcher's network; of one whose tokens can't be merged, a family that says why."""
+    network = network_of(model)
+    if network is None or not hasattr(model.model, "model_sampling"):
+        raise UnsupportedModel(
+            f"model is a {type(model).__name__}, not a diffusion model: connect the MODEL of a loader."
+        )
+    if UNetFamily.matches(network):
+        return UNetFamily(network)
+    entry = entry_of(network)
+    if entry is not None:
+        return DiTFamily(network, entry)
+    return Unmerged(type(model.model).__name__, type(network).__name__)

@@ -1,0 +1,90 @@
+"""Flux with merge set to 'attention only': queries, keys and values of image tokens are merged inside of each block."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import TYPE_CHECKING
+
+import torch
+from einops import rearrange
+from torch import Tensor, nn
+
+from ...evaluation import Evaluation
+from ..memory import ours
+from .base import KEY
+
+if TYPE_CHECKING:
+    from .dit import DiTFamily
+
+
+class AttentionSeam:
+    """ComfyUI's attention patches of Flux's blocks."""
+
+    def __init__(self, family: DiTFamily) -> None:
+        self.family = family
+
+    def __deepcopy__(self, memo: dict) -> AttentionSeam:
+        return self
+
+    @staticmethod
+    def fits(network: nn.Module) -> bool:
+        blocks = getattr(network, "double_blocks", None)
+        return bool(blocks) and "attn1_patch" in type(blocks[0]).forward.__code__.co_consts
+
+    def install(self, options: dict) -> None:
+        patches = options.setdefault("patches", {})
+        patches["attn1_patch"] = [*patches.get("attn1_patch", ()), self.before]
+        patches["attn1_output_patch"] = [self.after, *patches.get("attn1_output_patch", ())]
+
+    def before(self, q: Tensor, k: Tensor, v: Tensor, pe, attn_mask, extra_options) -> dict:
+        """q, k, v [B, H, L, D] before attention: image tokens merged by the likeness of their keys."""
+        evaluation: Evaluation | None = extra_options.get(KEY)
+        if evaluation is None:
+            return {}
+        kind, index = extra_options["block_type"], extra_options["block_index"]
+        place = self.family.by_name[f"{kind} {index}", index]
+        start, count = extra_options["img_slice"][0], prod(evaluation.grid)
+        stop = start + count
+        keys = rearrange(k[:, :, start:stop], "b h n d -> b n (h d)")
+        evaluation.beside, evaluation.text = k.shape[2] - stop, start
+        if not evaluation.merges or place.skipped:
+            evaluation.count(place, evaluation.grid, keys, count, count)
+            return {}
+        merge = ours(evaluation.merge_for, place, keys, evaluation.grid)
+
+        def shorter(x: Tensor) -> Tensor:
+            tokens = merge.merge(rearrange(x[:, :, start:stop], "b h n d -> b n (h d)"))
+            tokens = rearrange(tokens, "b n (h d) -> b h n d", h=x.shape[1])
+            return torch.cat((x[:, :, :start], tokens, x[:, :, stop:]), 2)
+
+        def changed() -> dict:
+            from .dit import _of_rows
+
+            stream = next(stream for stream in self.family.depths if stream.kind == kind)
+            given = {"pe": pe, "attn_mask": attn_mask}
+            rest = {
+                name: _of_rows(stream, evaluation, name, value, merge, start, k.shape[2])
+                for name, value in given.items()
+                if value is not None
+            }
+            return {**given, "q": shorter(q), "k": shorter(k), "v": shorter(v), **rest}
+
+        found = ours(changed)
+        evaluation.count(place, evaluation.grid, keys, count, merge.kept.shape[1])
+        evaluation.scratch["attention"] = (merge, start)
+        return found
+
+    def after(self, attention: Tensor, extra_options: dict) -> Tensor:
+        """attention [B, L, C] of merged tokens, given back to all of them."""
+        evaluation: Evaluation | None = extra_options.get(KEY)
+        held = evaluation.scratch.pop("attention", None) if evaluation else None
+        if held is None:
+            return attention
+        merge, start = held
+        end = start + merge.kept.shape[1]
+
+        def whole() -> Tensor:
+            image = merge.unmerge(attention[:, start:end])
+            return torch.cat((attention[:, :start], image, attention[:, end:]), 1)
+
+        return ours(whole)

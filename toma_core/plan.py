@@ -1,0 +1,215 @@
+"""Which kind of step comes next: by the reuse schedule, or by the error budget.
+
+A step is full, merged or forecast. Both plans are asked before each evaluation of the guider, `next(moment, places)`,
+and told afterwards how wrong the forecast in its place would have been, `learn(error)`. They know numbers only.
+
+The reuse schedule: of S steps, step s is active if start <= s / S and (s + 1) / S <= end, so that an end before 100 %
+leaves the last step alone, however few there are. Active steps are merged. Counted from the first active one, every
+`reselect_every`-th reselects; of the others, every `reweight_every`-th since then reweights; the rest reuse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from math import ceil, floor, hypot, inf, isfinite
+from typing import Protocol
+
+
+GROWTH = 0.5  # the error of a forecast is expected to grow as this power of (p - p1) (p - p0)
+REACH = 1.5  # how many times further than the last two answers are apart a forecast may go
+SLOW = 0.7  # an error estimate falls by no more than this factor at a time
+PROSPECT = 0.5  # share of the tolerance that a single forecast may cost before forecasting has no prospect
+
+
+class Kind(str, Enum):
+    FULL = "full"
+    MERGED = "merged"
+    FORECAST = "forecast"
+
+
+class Action(str, Enum):
+    """What a merged step does about its destinations and weights."""
+
+    LEAVE = "leave"
+    RESELECT = "reselect"
+    REWEIGHT = "reweight"
+    REUSE = "reuse"
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One evaluation on the schedule. `place` runs from 0, pure noise, to 1; `weight` is the share of the remaining
+    noise that this step removes, and so the share of its answer that stays in the image."""
+
+    step: int
+    steps: int
+    place: float
+    weight: float
+
+
+@dataclass(frozen=True)
+class Decision:
+    kind: Kind
+    why: str
+
+
+class Plan(Protocol):
+    def next(self, moment: Moment, places: Sequence[float]) -> Decision:
+        """The kind of this evaluation. `places` are those of the answers that it could be forecast from."""
+
+    def learn(self, error: float) -> float | None:
+        """Takes the relative error of the forecast that would have stood in the place of the last evaluation that ran;
+        returns what it would have cost, in times of what was allowed there."""
+
+    def restart(self) -> None:
+        """What was learnt so far does not hold from here on."""
+
+
+@dataclass(frozen=True)
+class ReuseSchedule:
+    """Merged at every step of the window, with destinations and weights that are reused. Nothing is forecast."""
+
+    reselect_every: int = 10
+    reweight_every: int = 5
+    start_percent: float = 0.0
+    end_percent: float = 1.0
+    merges: bool = True
+
+    def span(self, steps: int) -> tuple[int, int]:
+        """The first active step and the one after the last."""
+        # 0.6 * 20 and 0.35 * 20 must not miss a step for the last bit of a float
+        return ceil(self.start_percent * steps - 1e-6), floor(self.end_percent * steps + 1e-6)
+
+    def active(self, step: int, steps: int) -> bool:
+        first, end = self.span(steps)
+        return self.merges and first <= step < end
+
+    def action(self, step: int, steps: int) -> Action:
+        if not self.active(step, steps):
+            return Action.LEAVE
+        since = (step - self.span(steps)[0]) % self.reselect_every
+        if since == 0:
+            return Action.RESELECT
+        return Action.REWEIGHT if since % self.reweight_every == 0 else Action.REUSE
+
+    def table(self, steps: int) -> list[Action]:
+        return [self.action(step, steps) for step in range(steps)]
+
+    def next(self, moment: Moment, places: Sequence[float]) -> Decision:
+        if self.active(moment.step, moment.steps):
+            return Decision(Kind.MERGED, "inside the merge window")
+        return Decision(Kind.FULL, "outside the merge window" if self.merges else "nothing is merged")
+
+    def learn(self, error: float) -> None:
+        return None
+
+    def restart(self) -> None:
+        pass
+
+
+class ErrorBudget:
+    """Forecasts as much as the tolerance allows, like the step-size controller of an ODE solver.
+
+    A forecast that is off by e changes the image by about weight * e. The forecasts between two computed answers err
+    in the same direction, so their errors add up; those of different intervals don't, so their squares do. A step is
+    forecast while
+
+        sum over earlier intervals of c^2  +  (c + weight * e)^2  <=  tolerance^2 * (step + 1) / steps
+
+    c being what the present interval has cost so far: half of the schedule may use up half of the squared tolerance,
+    however many steps it has. e is not known before, but every evaluation that runs shows the error of the forecast
+    that would have stood in its place, and the error of a line through p0 and p1 grows as (p - p1) (p - p0).
+
+    What may not be forecast runs in full; inside the merge window it is merged, if a forecast of this step alone would
+    use up a good part of the whole tolerance: then forecasting has no prospect here (a sampler that adds noise, high
+    guidance, few steps).
+    """
+
+    def __init__(self, tolerance: float, window: ReuseSchedule) -> None:
+        self.tolerance = tolerance
+        self.window = window
+        self.earlier = 0.0  # sum of squares over the intervals that are over
+        self.interval = 0.0  # cost of the forecasts since the last answer that was computed
+        self.curvature: float | None = None  # error / ((p - p1) (p - p0)) ** GROWTH
+        self.graded: tuple[float, float, float] | None = None  # distance, weight and allowance of the last evaluation
+
+    def next(self, moment: Moment, places: Sequence[float]) -> Decision:
+        if not places:
+            self._ran(moment, places)
+            return Decision(Kind.FULL, "there is no earlier answer to continue")
+        allowed = self.tolerance * ((moment.step + 1) / moment.steps) ** 0.5
+        cost = moment.weight * self._error(moment.place, places)
+        total = hypot(self.earlier**0.5, self.interval + cost)
+        off = total / allowed if allowed else inf
+        last = moment.weight >= 1.0
+        near = len(places) < 2 or moment.place - places[-1] <= REACH * (places[-1] - places[-2])
+        if off <= 1.0 and near and not last:
+            self.interval += cost
+            return Decision(Kind.FORECAST, f"expected to be off by {off:.2g} times the tolerance")
+        self._ran(moment, places)
+        if last:
+            return Decision(Kind.FULL, "the last step")
+        if off <= 1.0:
+            return Decision(Kind.FULL, "too far from the last answers")
+        if cost > PROSPECT * self.tolerance and self.window.active(moment.step, moment.steps):
+            return Decision(Kind.MERGED, f"a forecast would be off by {off:.2g} times the tolerance")
+        return Decision(Kind.FULL, f"a forecast would be off by {off:.2g} times the tolerance")
+
+    def _ran(self, moment: Moment, places: Sequence[float]) -> None:
+        self.earlier += self.interval**2
+        self.interval = 0.0
+        allowed = self.tolerance * ((moment.step + 1) / moment.steps) ** 0.5
+        self.graded = (_distance(moment.place, places), moment.weight, allowed)
+
+    def _error(self, place: float, places: Sequence[float]) -> float:
+        """The relative error that a forecast at `place` is expected to have."""
+        return inf if self.curvature is None else self.curvature * _distance(place, places)
+
+    def restart(self) -> None:
+        self.curvature = None
+
+    def learn(self, error: float) -> float | None:
+        if self.graded is None:
+            return None
+        distance, weight, allowed = self.graded
+        if distance > 0:
+            seen = error / distance if isfinite(error) else inf
+            self.curvature = seen if self.curvature is None else max(seen, SLOW * self.curvature)
+        return hypot(self.earlier**0.5, weight * error) / allowed if allowed else inf
+
+
+def _distance(place: float, places: Sequence[float]) -> float:
+    """How far a forecast at `place` reaches, as its error grows; 0 if there is nothing to forecast from."""
+    if not places:
+        return 0.0
+    ahead = max(place - places[-1], 0.0)
+    return ahead if len(places) < 2 else (ahead * (place - places[-2])) ** GROWTH
+
+
+def noise_level(sigma: float, flow: bool) -> float:
+    """The share of noise in what the model sees, 0 to 1: sigma itself in flow matching, else sigma / (1 + sigma)."""
+    return min(max(sigma, 0.0), 1.0) if flow else sigma / (1.0 + sigma)
+
+
+def moment_at(sigma: float, sigmas: Sequence[float], flow: bool) -> Moment:
+    """Where an evaluation at `sigma` lies on a schedule of S + 1 sigmas."""
+    level = noise_level(sigma, flow)
+    next_sigma = max((s for s in sigmas if s < sigma * (1 - 1e-3)), default=0.0)
+    weight = 1.0 - noise_level(next_sigma, flow) / level if level > 0 else 1.0
+    return Moment(step_of(sigma, sigmas), max(1, len(sigmas) - 1), 1.0 - level, weight)
+
+
+def step_of(sigma: float, sigmas: Sequence[float]) -> int:
+    """The step a model call at `sigma` belongs to. `sigmas` are the S + 1 bounds of S steps, in any order.
+
+    A sigma that is off by rounding (half precision, 1e-3) counts as the scheduled one; of a sigma that is
+    scheduled twice, the later step. Samplers with added noise call above the first sigma: that is step 0.
+    """
+    steps = range(max(1, len(sigmas) - 1))
+    nearest = min(steps, key=lambda step: (abs(sigmas[step] - sigma), -step))
+    if abs(sigmas[nearest] - sigma) <= 1e-3 * sigma:
+        return nearest
+    between = (step for step in steps if min(sigmas[step : step + 2]) < sigma < max(sigmas[step : step + 2]))
+    return next(between, nearest)
