@@ -12,7 +12,7 @@ from asyncio import IncompleteReadError
 from collections.abc import Callable
 from threading import Thread
 
-from ..toma_core.patcher.report import Pick
+from ..toma_core.patcher.report import Pick, Report
 from .running import page_server
 
 EVENT = "toma.picks"
@@ -55,9 +55,15 @@ class LivePicks:
     def __bool__(self) -> bool:
         return bool(_watching and self.paced and getattr(page_server(), "client_id", None) in _watching)
 
-    def __call__(self, pick: Pick) -> None:
+    def stepped(self, report: Report) -> None:
+        pass
+
+    def picked(self, pick: Pick) -> None:
         self.client = page_server().client_id
         self.paced(pick)
+
+    def ended(self, report: Report) -> None:
+        pass
 
     def _send(self, pick: Pick) -> None:
         message = {"node": self.node_id, "step": pick.step, "group": pick.group, "grid": pick.grid}

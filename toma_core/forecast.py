@@ -1,11 +1,16 @@
-"""The answer of a step that is not run, continued from those that were; and how wrong it would have been.
+"""The answer of a step that is not run, continued from those that were; and how wrong it was.
 
 An answer is the guided clean estimate x0 that the sampler gets, a tensor of the latent's shape. Over the place p on
 the schedule (see `plan.Moment`) it is continued along the line through the last two answers, damped:
 
-    x0(p) = a1 + gain * (p - p1) / (p1 - p0) * (a1 - a0)
+    forecast(p) = a1 + gain * (p - p1) / (p1 - p0) * (a1 - a0)
 
 With one answer only it is that answer.
+
+A sampler's step takes the share `weight` of its answer into the image, so forecasts that were off by e have moved it
+by the sum of weight * e. The next answer that is computed shows that sum: between p1 and p2 the answers lay close to
+the line from a1 to a2. What the sampler gets then is a2 less that sum, by its own weight: errors of forecasts don't
+stay in the image, and only what bends away from the line does.
 """
 
 from __future__ import annotations
@@ -15,7 +20,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-GAIN = 0.8  # answers waver from step to step, so half of what a line promises does not come true
+GAIN = 0.8  # answers waver from step to step, so not all of what a line promises comes true
+MOST = 3.0  # a correction counts a forecast's error this many times at the most, where weights fall steeply
 
 
 @dataclass(frozen=True)
@@ -26,12 +32,22 @@ class Anchor:
     answer: Tensor
 
 
+@dataclass(frozen=True)
+class Given:
+    """A forecast that the sampler was given: a1 + ahead * (a1 - a0)."""
+
+    place: float
+    weight: float
+    ahead: float
+
+
 class Forecast:
-    """The last two answers. `observe` takes a new one and grades the forecast that would have stood in its place."""
+    """The last two answers, and the forecasts given since."""
 
     def __init__(self, gain: float = GAIN) -> None:
         self.gain = gain
         self.anchors: list[Anchor] = []
+        self.given: list[Given] = []
 
     @property
     def places(self) -> tuple[float, ...]:
@@ -40,10 +56,22 @@ class Forecast:
     def at(self, place: float) -> Tensor:
         """The answer at `place`, a tensor of its own."""
         *before, last = self.anchors
-        if not before:
-            return last.answer.clone()
-        ahead = self.gain * (place - last.place) / (last.place - before[0].place)
-        return torch.lerp(before[0].answer, last.answer, 1.0 + ahead)
+        return (
+            torch.lerp(before[0].answer, last.answer, 1.0 + self._ahead(place))
+            if before
+            else last.answer.clone()
+        )
+
+    def _ahead(self, place: float) -> float:
+        if len(self.anchors) < 2:
+            return 0.0
+        before, last = self.anchors
+        return self.gain * (place - last.place) / (last.place - before.place)
+
+    def give(self, place: float, weight: float) -> Tensor:
+        """The forecast at `place`, for a sampler whose step takes the share `weight` of it."""
+        self.given.append(Given(place, weight, self._ahead(place)))
+        return self.at(place)
 
     def observe(self, place: float, answer: Tensor) -> Tensor | None:
         """Takes in an answer that was computed. Returns the relative error |forecast - answer| / |answer| of the
@@ -52,11 +80,28 @@ class Forecast:
         if self.anchors:
             wrong = torch.linalg.vector_norm((self.at(place) - answer).float())
             error = wrong / torch.linalg.vector_norm(answer.float()).clamp_min(1e-20)
-        if self.anchors and place <= self.anchors[-1].place:  # once more at the same place: the later one counts
+        if (
+            self.anchors and place <= self.anchors[-1].place
+        ):  # once more at the same place: the later one counts
             self.anchors.pop()
         self.anchors = [*self.anchors[-1:], Anchor(place, answer.detach().clone())]
+        self.given = []
         return error
+
+    def corrected(self, place: float, weight: float, answer: Tensor) -> Tensor:
+        """The answer that was computed at `place`, less what the forecasts before it have got wrong. To be asked before
+        the answer is taken in."""
+        if not self.given or place <= self.anchors[-1].place:
+            return answer
+        *before, last = self.anchors
+        share = min(1.0 / weight, MOST / self.given[-1].weight)
+        came = share * sum(g.weight * (g.place - last.place) / (place - last.place) for g in self.given)
+        made = torch.lerp(last.answer, answer, 1.0 + came)  # answer + came * (answer - last)
+        if before:
+            foretold = share * sum(g.weight * g.ahead for g in self.given)
+            made = made.add_(last.answer - before[0].answer, alpha=-foretold)
+        return made
 
     def forget(self) -> None:
         """The history starts anew."""
-        self.anchors = []
+        self.anchors, self.given = [], []

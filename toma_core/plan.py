@@ -18,6 +18,7 @@ from typing import Protocol
 
 
 GROWTH = 0.5  # the error of a forecast is expected to grow as this power of (p - p1) (p - p0)
+FIRST = 4.0  # the rate of error per unit of the schedule that is assumed before anything is known
 REACH = 1.5  # how many times further than the last two answers are apart a forecast may go
 SLOW = 0.7  # an error estimate falls by no more than this factor at a time
 PROSPECT = 0.5  # share of the tolerance that a single forecast may cost before forecasting has no prospect
@@ -132,8 +133,11 @@ class ErrorBudget:
         self.window = window
         self.earlier = 0.0  # sum of squares over the intervals that are over
         self.interval = 0.0  # cost of the forecasts since the last answer that was computed
-        self.curvature: float | None = None  # error / ((p - p1) (p - p0)) ** GROWTH
-        self.graded: tuple[float, float, float] | None = None  # distance, weight and allowance of the last evaluation
+        self.rate: float = FIRST  # error / distance, see _distance
+        self.learnt = False
+        self.graded: tuple[float, float, float] | None = (
+            None  # distance, weight and allowance of the last evaluation
+        )
 
     def next(self, moment: Moment, places: Sequence[float]) -> Decision:
         if not places:
@@ -165,10 +169,10 @@ class ErrorBudget:
 
     def _error(self, place: float, places: Sequence[float]) -> float:
         """The relative error that a forecast at `place` is expected to have."""
-        return inf if self.curvature is None else self.curvature * _distance(place, places)
+        return self.rate * _distance(place, places)
 
     def restart(self) -> None:
-        self.curvature = None
+        self.rate, self.learnt = inf, False
 
     def learn(self, error: float) -> float | None:
         if self.graded is None:
@@ -176,7 +180,8 @@ class ErrorBudget:
         distance, weight, allowed = self.graded
         if distance > 0:
             seen = error / distance if isfinite(error) else inf
-            self.curvature = seen if self.curvature is None else max(seen, SLOW * self.curvature)
+            self.rate = max(seen, SLOW * self.rate) if self.learnt else seen
+            self.learnt = True
         return hypot(self.earlier**0.5, weight * error) / allowed if allowed else inf
 
 

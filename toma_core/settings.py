@@ -99,7 +99,10 @@ PRESETS: dict[str, dict[str, Settings]] = {
         "unet": Settings(ratio=0.5, tolerance=0.03, **_UNET),
         "dit": Settings(ratio=0.5, tolerance=0.03, end_percent=0.6, **_DIT),
     },
-    "quality": {"unet": Settings(ratio=0.25, tolerance=0.02, **_UNET), "dit": Settings(ratio=0.0, tolerance=0.02, **_DIT)},
+    "quality": {
+        "unet": Settings(ratio=0.25, tolerance=0.02, **_UNET),
+        "dit": Settings(ratio=0.0, tolerance=0.02, **_DIT),
+    },
     "fast": {
         "unet": Settings(ratio=0.5, tolerance=0.06, **_UNET),
         "dit": Settings(ratio=0.5, tolerance=0.06, end_percent=0.6, **_DIT),

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import ExitStack
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -29,10 +30,27 @@ from .families.dit import DiTFamily
 from .memory import ours, raise_unless_out_of_memory
 from .report import ErrorMap, Evaluated, Pick, Report
 
-# Told of each pick of the prompt as it is made, on the sampler's thread: has to return at once.
-Listener = Callable[[Pick], None]
+
+class Listener(Protocol):
+    """Somebody who watches a run. All is called on the sampler's thread and has to return at once."""
+
+    def __bool__(self) -> bool:
+        """Whether anything would be seen now; while it is false nothing is computed for it."""
+
+    def stepped(self, report: Report) -> None:
+        """An evaluation begins: the last one of the report."""
+
+    def picked(self, pick: Pick) -> None:
+        """Tokens of the prompt were chosen."""
+
+    def ended(self, report: Report) -> None:
+        """The run is over, also when it was stopped. Told even while `bool` is false."""
+
+
 UNASKED = "another node runs the model in a way of its own, so that this run was never asked"
-NO_BLOCKS = "no tokens were merged: no block of the model came by, another node runs the model in a way of its own"
+NO_BLOCKS = (
+    "no tokens were merged: no block of the model came by, another node runs the model in a way of its own"
+)
 
 
 class Run:
@@ -76,12 +94,16 @@ class Run:
 
     # --------------------------------------------------------------------- the guider's answer
 
-    def predict_noise(self, executor, x: Tensor, timestep: Tensor, model_options: dict = {}, seed=None) -> Tensor:  # noqa: B006
+    def predict_noise(
+        self, executor, x: Tensor, timestep: Tensor, model_options: dict = {}, seed=None
+    ) -> Tensor:  # noqa: B006
         """Wraps the guider: the clean estimate for x [B, C, ...] at the sigma `timestep` [B], forecast or computed."""
         guider = executor.class_obj
         sigmas = model_options.get("transformer_options", {}).get("sample_sigmas")
         if sigmas is None or x.requires_grad:
-            why = "the latent asks for gradients, as in training" if x.requires_grad else "there is no schedule"
+            why = (
+                "the latent asks for gradients, as in training" if x.requires_grad else "there is no schedule"
+            )
             self.note(f"nothing is forecast or merged: {why}")
             return executor(x, timestep, model_options, seed)
         self._begin(guider, sigmas)
@@ -93,12 +115,16 @@ class Run:
         decision = self.plan.next(moment, self.forecast.places)
         entry = Evaluated(moment.step, sigma, decision.kind.value, decision.why)
         self.report.evaluations.append(entry)
+        if self.listener:
+            self.listener.stepped(self.report)
         if decision.kind is Kind.FORECAST:
             entry.work = 0.0
-            return self.forecast.at(moment.place)
+            return self.forecast.give(moment.place, moment.weight)
         return self._compute(executor, (x, timestep, model_options, seed), decision, moment, entry)
 
-    def _compute(self, executor, arguments: tuple, decision: Decision, moment: Moment, entry: Evaluated) -> Tensor:
+    def _compute(
+        self, executor, arguments: tuple, decision: Decision, moment: Moment, entry: Evaluated
+    ) -> Tensor:
         """The model's own answer. It grades the forecast that would have stood in its place."""
         self.decision, self.passes = decision, {}
         calls, inner, before = self.calls, self.inner_calls, self._flops()
@@ -113,16 +139,20 @@ class Run:
             self.forecast.forget()
             self.plan.restart()
             return answer
-        if self.settings.tolerance:
-            self._observe(answer, moment)
-        return answer
+        return self._observe(answer, moment) if self.settings.tolerance else answer
 
-    def _observe(self, answer: Tensor, moment: Moment) -> None:
+    def _observe(self, answer: Tensor, moment: Moment) -> Tensor:
+        """Takes the answer into the history; what the sampler gets is corrected by the errors of forecasts before it."""
         if self.record and self.forecast.anchors:
-            error = (self.forecast.at(moment.place) - answer).abs().mean(1) / answer.abs().mean().clamp_min(1e-20)
-            frames = error.unsqueeze(1) if error.ndim == 3 else error
-            self.report.error_maps.append(ErrorMap(moment.step, frames))
+            error = (self.forecast.at(moment.place) - answer).abs().mean(1) / answer.abs().mean().clamp_min(
+                1e-20
+            )
+            self.report.error_maps.append(
+                ErrorMap(moment.step, error.unsqueeze(1) if error.ndim == 3 else error)
+            )
+        corrected = self.forecast.corrected(moment.place, moment.weight, answer)
         self.grade = self.forecast.observe(moment.place, answer)
+        return corrected
 
     def _begin(self, guider, sigmas: Tensor) -> None:
         if self.sigmas:
@@ -134,7 +164,9 @@ class Run:
         if self.family.why_unmerged and self.settings.ratio:
             self.note(f"tokens are not merged: {self.family.why_unmerged}")
         elif self.family.places and all(place.skipped for place in self.family.places):
-            self.note(f"tokens are not merged: skip_first_blocks leaves none of the {len(self.family.places)} blocks")
+            self.note(
+                f"tokens are not merged: skip_first_blocks leaves none of the {len(self.family.places)} blocks"
+            )
 
     def _read(self, timestep: Tensor) -> float:
         """This evaluation's sigma, and the grade of the last one that ran: the one time in a step that the host waits
@@ -170,7 +202,15 @@ class Run:
     # --------------------------------------------------------------------- a batch into the network
 
     def apply_model(
-        self, executor, x, t, c_concat=None, c_crossattn=None, control=None, transformer_options=None, **inputs
+        self,
+        executor,
+        x,
+        t,
+        c_concat=None,
+        c_crossattn=None,
+        control=None,
+        transformer_options=None,
+        **inputs,
     ):
         """Wraps BaseModel.apply_model: says what the blocks do with their tokens, runs the model, keeps what was renewed.
         What can't go on merged is run again in full."""
@@ -194,7 +234,9 @@ class Run:
         self._count(evaluation, x)
         return out
 
-    def _network(self, evaluation: Evaluation, executor, x, t, c_concat, c_crossattn, control, options, inputs):
+    def _network(
+        self, evaluation: Evaluation, executor, x, t, c_concat, c_crossattn, control, options, inputs
+    ):
         options = {**options, KEY: evaluation}
         rides = isinstance(self.family, DiTFamily) and evaluation.copies and evaluation.merges
         if rides:
@@ -237,8 +279,15 @@ class Run:
         """What the plan says, except that a chunk which missed its turn (its prompt starts later) takes it now."""
         family, rides = self.family, isinstance(self.family, DiTFamily) and self.settings.rides
         grid = family.grid(tuple(x.shape)) if isinstance(family, DiTFamily) else (0, 0)
-        leave = Evaluation(self.settings, Action.LEAVE, Kept(len(keys)), copies=rides, grid=grid, inputs=inputs)
-        if not merges or self.decision is None or self.decision.kind is not Kind.MERGED or family.why_unmerged:
+        leave = Evaluation(
+            self.settings, Action.LEAVE, Kept(len(keys)), copies=rides, grid=grid, inputs=inputs
+        )
+        if (
+            not merges
+            or self.decision is None
+            or self.decision.kind is not Kind.MERGED
+            or family.why_unmerged
+        ):
             return leave
         why = family.why_not(x, options, inputs)
         if why:
@@ -328,7 +377,7 @@ class Run:
         if self.record:
             self.report.picks.append(pick)
         if self.listener:
-            self.listener(pick)
+            self.listener.picked(pick)
 
     def _flops(self) -> tuple[float, float]:
         return self.report.flops_full, self.report.flops_run
@@ -367,6 +416,8 @@ class Run:
         self.forecast.forget()
         self.kept.clear()
         self.passes.clear()
+        if self.listener is not None:
+            self.listener.ended(report)
         return report
 
 

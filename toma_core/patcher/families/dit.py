@@ -120,7 +120,9 @@ class DiTFamily(Family):
 
     # ----------------------------------------------------------------------- what reaches the network
 
-    def shorter_inputs(self, evaluation: Evaluation, options: dict, control: dict | None) -> tuple[dict, dict | None]:
+    def shorter_inputs(
+        self, evaluation: Evaluation, options: dict, control: dict | None
+    ) -> tuple[dict, dict | None]:
         """Options and ControlNet residuals of a call whose kept tokens ride: what is added between blocks reaches the
         kept tokens, and patches that other nodes have there see all tokens, copies of the kept ones."""
         if not self.settings.rides or not evaluation.merges:
@@ -137,15 +139,23 @@ class DiTFamily(Family):
                 kept, image = merge.kept.shape[1], args["img"]
                 whole = torch.cat((merge.copied(image[:, :kept]), image[:, kept:]), 1)
                 out = patch({**args, "img": whole})
-                return {**out, "img": torch.cat((merge.take(out["img"][:, :count]), out["img"][:, count:]), 1)}
+                return {
+                    **out,
+                    "img": torch.cat((merge.take(out["img"][:, :count]), out["img"][:, count:]), 1),
+                }
 
             return between
 
         if control is not None:
-            control = {kind: [rows(add) for add in adds] for kind, adds in control.items() if isinstance(adds, list)}
+            control = {
+                kind: [rows(add) for add in adds] for kind, adds in control.items() if isinstance(adds, list)
+            }
         patches = options.get("patches", {})
         if "double_block" in patches:
-            options = {**options, "patches": {**patches, "double_block": [on_all(p) for p in patches["double_block"]]}}
+            options = {
+                **options,
+                "patches": {**patches, "double_block": [on_all(p) for p in patches["double_block"]]},
+            }
         return options, control
 
     # ----------------------------------------------------------------------- a block
@@ -167,7 +177,9 @@ class DiTFamily(Family):
         start = stream.start(Sequence(full, count, evaluation.scratch.get(TEXT), options, evaluation.inputs))
         if start is None or not 0 <= start <= full - count:
             if evaluation.merges:
-                raise Unmergeable(f"{stream.blocks} are called in a way that does not tell where the image tokens lie")
+                raise Unmergeable(
+                    f"{stream.blocks} are called in a way that does not tell where the image tokens lie"
+                )
             return run(args)
         evaluation.beside = full - count
         kept, merge = ours(evaluation.enter, place, tokens[:, start : start + now], evaluation.grid)
@@ -181,7 +193,9 @@ class DiTFamily(Family):
         if image.shape[1] == kept.shape[1]:
             return out
         whole = ours(_joined, made, image, start, kept.shape[1])
-        return stream.with_image(out, whole.unflatten(1, evaluation.scratch["shape"][1:-1]) if sequence.ndim > 3 else whole)
+        return stream.with_image(
+            out, whole.unflatten(1, evaluation.scratch["shape"][1:-1]) if sequence.ndim > 3 else whole
+        )
 
 
 class Slot:
@@ -212,7 +226,12 @@ class ForwardSeam:
     """A block's forward; its arguments get their names by its signature."""
 
     def __init__(
-        self, family: DiTFamily, place: Place, stream: Stream, signature: inspect.Signature, original: Callable
+        self,
+        family: DiTFamily,
+        place: Place,
+        stream: Stream,
+        signature: inspect.Signature,
+        original: Callable,
     ) -> None:
         self.family, self.place, self.stream = family, place, stream
         self.signature, self.original = signature, original

@@ -144,7 +144,9 @@ class BlockSeam:
         if evaluation.settings.rides or not evaluation.merges or self.place.skipped:
 
             def run_block(tokens: Tensor, merge: Merge | None) -> Tensor:
-                options = transformer_options if merge is None else _whole_for_others(transformer_options, merge)
+                options = (
+                    transformer_options if merge is None else _whole_for_others(transformer_options, merge)
+                )
                 return run(tokens, transformer_options=options)
 
             return through(evaluation, self.place, x, grid, run_block)
