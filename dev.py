@@ -186,9 +186,7 @@ def failure(what: str, text: str, log: Path) -> Stop:
             "then run the same command again."
         )
     if "ensurepip" in text:
-        return Stop(
-            "Python's venv is incomplete: install it (Debian: apt-get install python3-venv), run this again."
-        )
+        return Stop("Python's venv is incomplete: install it (Debian: apt-get install python3-venv), run this again.")
     return Stop(f"This step failed ({what}): read {log} and run the same command again.")
 
 
@@ -248,16 +246,12 @@ def check_tree(tree: Path, version: str | None) -> None:
     if not found or not (tree / "main.py").is_file() or not (tree / "requirements.txt").is_file():
         raise Stop(f"{tree} is not a ComfyUI tree (main.py, comfyui_version.py): delete it or name another.")
     if version and found[1] != version:
-        raise Stop(
-            f"{tree} holds ComfyUI {found[1]}, not {version}: delete it and run the same command again."
-        )
+        raise Stop(f"{tree} holds ComfyUI {found[1]}, not {version}: delete it and run the same command again.")
 
 
 def check_release(version: str) -> None:
     if version not in RELEASES:
-        raise Stop(
-            f"There is no ComfyUI {version} to download: choose {', '.join(RELEASES)} or --comfyui-path."
-        )
+        raise Stop(f"There is no ComfyUI {version} to download: choose {', '.join(RELEASES)} or --comfyui-path.")
 
 
 def comfyui_tree(version: str, python: Path) -> Path:
@@ -311,9 +305,7 @@ def make_virtual_environment(venv: Path, python: Path) -> None:
     shutil.rmtree(venv, ignore_errors=True)
     call("Python environment", [sys.executable, "-m", "venv", venv], "venv")
     call("torch", [*pip_install(python), *TORCH, "numpy", "Pillow"], "torch")
-    call(
-        "torchvision, torchaudio", [*pip_install(python), "--no-deps", *TORCH_COMPANIONS], "torch-companions"
-    )
+    call("torchvision, torchaudio", [*pip_install(python), "--no-deps", *TORCH_COMPANIONS], "torch-companions")
     mend_torch_companions(python)
     (venv / "ready").touch()
 
@@ -447,9 +439,7 @@ def find_chromium() -> str:
     known += ["/Applications/Chromium.app/Contents/MacOS/Chromium"]
     known += ["/Applications/Google Chrome.app/Contents/MacOS/Google Chrome"]
     for folder in ("PROGRAMFILES", "PROGRAMFILES(X86)", "LOCALAPPDATA"):
-        known.append(
-            os.path.join(os.environ.get(folder, ""), "Google", "Chrome", "Application", "chrome.exe")
-        )
+        known.append(os.path.join(os.environ.get(folder, ""), "Google", "Chrome", "Application", "chrome.exe"))
     return next((path for path in known if path and Path(path).is_file()), "")
 
 
@@ -535,9 +525,7 @@ def port_argument(options: argparse.Namespace) -> list[str]:
 def bench(options: argparse.Namespace, rest: list[str]) -> int:
     there = sorted(path.stem for path in (TESTS / "bench").glob("[!_]*.py") if path.stem[:5] != "test_")
     if options.name not in there:
-        raise Stop(
-            f"Name a benchmark, `python dev.py bench NAME`: {', '.join(there) or 'there is none yet'}."
-        )
+        raise Stop(f"Name a benchmark, `python dev.py bench NAME`: {', '.join(there) or 'there is none yet'}.")
     environment = prepare(options)
     install_requirements(environment.python, "what benchmarks compare and draw with", BENCH_TOOLS)
     return environment.run([TESTS / "bench" / f"{options.name}.py", *rest])
@@ -561,9 +549,7 @@ def command_line() -> argparse.ArgumentParser:
     which.add_argument("--comfyui", metavar="VERSION", default=DEFAULT_RELEASE, help=", ".join(RELEASES))
     which.add_argument("--comfyui-path", metavar="DIR", help="an existing checkout; nothing is written there")
 
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in (test, demo, serve, bench, run, setup):
         # `bench NAME --help` is for the benchmark to answer
@@ -571,9 +557,7 @@ def command_line() -> argparse.ArgumentParser:
         sub = commands.add_parser(command.__name__, parents=[common], allow_abbrev=False, add_help=own_help)
         sub.set_defaults(call=command)
         if command is test:
-            sub.add_argument(
-                "--all-comfyui", action="store_true", help="every release, and a table at the end"
-            )
+            sub.add_argument("--all-comfyui", action="store_true", help="every release, and a table at the end")
         if command in (demo, serve):
             sub.add_argument("--port", type=int, default=0)
         if command is bench:

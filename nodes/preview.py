@@ -18,8 +18,7 @@ from .reports import made_by, reports_of
 
 STYLES = ("kept tokens", "regions", "density")
 _NOT_RECORDED = (
-    "this run was made before the preview was connected, so its picks were not recorded: "
-    "change the seed and run again."
+    "this run was made before the preview was connected, so its picks were not recorded: change the seed and run again."
 )
 
 

@@ -111,8 +111,7 @@ class ToMA(io.ComfyNode):
                     step=0.01,
                     optional=True,
                     advanced=True,
-                    tooltip="Merge up to this part of the sampler's steps; the rest runs unmerged."
-                    + _CUSTOM_ONLY,
+                    tooltip="Merge up to this part of the sampler's steps; the rest runs unmerged." + _CUSTOM_ONLY,
                 ),
                 io.Combo.Input(
                     "merge",
@@ -139,8 +138,7 @@ class ToMA(io.ComfyNode):
                     max=100,
                     optional=True,
                     advanced=True,
-                    tooltip="Leave this many first blocks unmerged. -1: what is best for the model."
-                    + _CUSTOM_ONLY,
+                    tooltip="Leave this many first blocks unmerged. -1: what is best for the model." + _CUSTOM_ONLY,
                 ),
                 io.Boolean.Input(
                     "carry_detail",

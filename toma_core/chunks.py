@@ -39,10 +39,7 @@ class Kept:
             len(parts),
             min(kept.selected_at for kept, _ in parts),
             min(kept.weighed_at for kept, _ in parts),
-            {
-                name: Merge.cat([_images(k.merges[name], k.chunks, slot) for k, slot in parts])
-                for name in names
-            },
+            {name: Merge.cat([_images(k.merges[name], k.chunks, slot) for k, slot in parts]) for name in names},
             None
             if any(clean is None for clean in cleans)
             else torch.cat([_rows(k.clean, k.chunks, slot) for k, slot in parts]),

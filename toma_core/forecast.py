@@ -56,11 +56,7 @@ class Forecast:
     def at(self, place: float) -> Tensor:
         """The answer at `place`, a tensor of its own."""
         *before, last = self.anchors
-        return (
-            torch.lerp(before[0].answer, last.answer, 1.0 + self._ahead(place))
-            if before
-            else last.answer.clone()
-        )
+        return torch.lerp(before[0].answer, last.answer, 1.0 + self._ahead(place)) if before else last.answer.clone()
 
     def _ahead(self, place: float) -> float:
         if len(self.anchors) < 2:
@@ -80,9 +76,7 @@ class Forecast:
         if self.anchors:
             wrong = torch.linalg.vector_norm((self.at(place) - answer).float())
             error = wrong / torch.linalg.vector_norm(answer.float()).clamp_min(1e-20)
-        if (
-            self.anchors and place <= self.anchors[-1].place
-        ):  # once more at the same place: the later one counts
+        if self.anchors and place <= self.anchors[-1].place:  # once more at the same place: the later one counts
             self.anchors.pop()
         self.anchors = [*self.anchors[-1:], Anchor(place, answer.detach().clone())]
         self.given = []

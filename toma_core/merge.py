@@ -108,9 +108,7 @@ class Merge:
         destinations = Destinations.cat([m.destinations for m in merges])
         return merges[0]._rebatched(destinations, lambda part: torch.cat([part(m) for m in merges]))
 
-    def _rebatched(
-        self, destinations: Destinations, of: Callable[[Callable[[Merge], Tensor]], Tensor]
-    ) -> Merge:
+    def _rebatched(self, destinations: Destinations, of: Callable[[Callable[[Merge], Tensor]], Tensor]) -> Merge:
         parts = [attrgetter(name) for name in ("kept", "sizes", "down", "up", "source")]
         return Merge(self.tiles, destinations, *(None if part(self) is None else of(part) for part in parts))
 

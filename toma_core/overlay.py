@@ -18,9 +18,7 @@ def kept_tokens(picture: Tensor, grid: tuple[int, int], kept: Tensor) -> Tensor:
     is_kept[kept.long().cpu()] = True
     from_centre = torch.hypot(y[:, None], x[None])
     radius = max(0.3 * cell, 0.6)
-    rim, dot = (
-        ((r + 0.5 - from_centre).clamp(0, 1) * is_kept[token])[..., None] for r in (radius * 1.4, radius)
-    )
+    rim, dot = (((r + 0.5 - from_centre).clamp(0, 1) * is_kept[token])[..., None] for r in (radius * 1.4, radius))
     dark = _rgb(picture) * 0.45
     return torch.lerp(dark * (1 - 0.75 * rim), torch.tensor(DOT), dot)
 
@@ -62,15 +60,11 @@ def _cells(picture: Tensor, grid: tuple[int, int]) -> tuple[Tensor, Tensor, Tens
     return token, (y % 1 - 0.5) * tall, (x % 1 - 0.5) * wide, min(tall, wide)
 
 
-def _outlined(
-    drawn: Tensor, picture: Tensor, grid: tuple[int, int], assignment: Tensor, strength: float
-) -> Tensor:
+def _outlined(drawn: Tensor, picture: Tensor, grid: tuple[int, int], assignment: Tensor, strength: float) -> Tensor:
     """With a line where the groups of neighbouring tokens differ, white or, on white, black; fainter where
     tokens are small."""
     token, y, x, cell = _cells(picture, grid)
-    groups = torch.nn.functional.pad(assignment.float().cpu().view(1, *grid), (1, 1, 1, 1), mode="replicate")[
-        0
-    ]
+    groups = torch.nn.functional.pad(assignment.float().cpu().view(1, *grid), (1, 1, 1, 1), mode="replicate")[0]
     here = groups[1:-1, 1:-1]
     half_line = max(0.5, cell / 24)
     line = torch.zeros(token.shape)
@@ -111,9 +105,7 @@ def _with_legend(drawn: Tensor, most: int) -> Tensor:
     draw.text((gap, gap), title, "white", font, anchor="lt")
     draw.text((gap, box_height - gap), low, "white", font, anchor="lb")
     draw.text((box_width - gap, box_height - gap), high, "white", font, anchor="rb")
-    pixels = (
-        torch.frombuffer(bytearray(legend.tobytes()), dtype=torch.uint8).view(box_height, box_width, 3) / 255
-    )
+    pixels = torch.frombuffer(bytearray(legend.tobytes()), dtype=torch.uint8).view(box_height, box_width, 3) / 255
     pixels[2 * gap + size : 2 * gap + 2 * size, gap : gap + bar] = _colour(torch.linspace(0, 1, bar))
     drawn = drawn.clone()
     drawn[height - gap - box_height : height - gap, gap : gap + box_width] = pixels

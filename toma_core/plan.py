@@ -16,7 +16,6 @@ from enum import Enum
 from math import ceil, floor, hypot, inf, isfinite
 from typing import Protocol
 
-
 GROWTH = 0.5  # the error of a forecast is expected to grow as this power of (p - p1) (p - p0)
 FIRST = 4.0  # the rate of error per unit of the schedule that is assumed before anything is known
 REACH = 1.5  # how many times further than the last two answers are apart a forecast may go
@@ -135,9 +134,7 @@ class ErrorBudget:
         self.interval = 0.0  # cost of the forecasts since the last answer that was computed
         self.rate: float = FIRST  # error / distance, see _distance
         self.learnt = False
-        self.graded: tuple[float, float, float] | None = (
-            None  # distance, weight and allowance of the last evaluation
-        )
+        self.graded: tuple[float, float, float] | None = None  # distance, weight and allowance of the last evaluation
 
     def next(self, moment: Moment, places: Sequence[float]) -> Decision:
         if not places:

@@ -22,9 +22,7 @@ def ssim(a: Tensor, b: Tensor) -> float:
     channels and over all windows that lie inside the picture. A smaller picture gets a smaller window."""
     a, b = (rearrange(_batch(x), "b h w c -> (b c) 1 h w") for x in (a, b))
     side = min(11, *a.shape[-2:])
-    bell = torch.exp(
-        -((torch.arange(side, dtype=a.dtype, device=a.device) - (side - 1) / 2) ** 2) / (2 * 1.5**2)
-    )
+    bell = torch.exp(-((torch.arange(side, dtype=a.dtype, device=a.device) - (side - 1) / 2) ** 2) / (2 * 1.5**2))
     bell = bell / bell.sum()
 
     def mean(x: Tensor) -> Tensor:

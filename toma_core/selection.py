@@ -79,9 +79,7 @@ def similarity(features: Tensor, tiles: Tiles) -> Tensor:
     scale = gram.diagonal(dim1=1, dim2=2).rsqrt()
     gram *= scale.unsqueeze(1)
     gram *= scale.unsqueeze(2)
-    gram.nan_to_num_(
-        0.0, 0.0, 0.0
-    )  # a token that overflowed in the model must not become an index out of bounds
+    gram.nan_to_num_(0.0, 0.0, 0.0)  # a token that overflowed in the model must not become an index out of bounds
     gram.diagonal(dim1=1, dim2=2).fill_(SELF)
     gram = gram.unflatten(0, (b, t))
     real = tiles.real_on(features.device)

@@ -40,9 +40,7 @@ class Settings:
     tolerance: float = 0.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(
-            self, "merge", _one_of("merge", self.merge, [m.value for m in MergeWhere], MergeWhere)
-        )
+        object.__setattr__(self, "merge", _one_of("merge", self.merge, [m.value for m in MergeWhere], MergeWhere))
         _one_of("budget", self.budget, BUDGETS)
         _one_of("tile_size", self.tile_size, TILE_SIZES)
         _within("ratio", self.ratio, 0.0, 0.95)

@@ -34,9 +34,7 @@ def main(runs: int) -> int:
         for number, combination in zip(range(runs), itertools.cycle(COMBINATIONS)):
             kind, width, batch, ratio = combination
             # `at` counts for nothing without a fault, but keeps ComfyUI from answering out of its cache
-            prompt = graph(
-                kind, seed=1, steps=3, width=width, batch=batch, toma={"ratio": ratio}, at=number + 1
-            )
+            prompt = graph(kind, seed=1, steps=3, width=width, batch=batch, toma={"ratio": ratio}, at=number + 1)
             done = server.queue(prompt)
             memory.append(process.memory_info().rss)
             seconds.append(done.seconds)
@@ -46,12 +44,8 @@ def main(runs: int) -> int:
         grown = memory[-1] / memory[WARM - 1] - 1
         part = max(1, (runs - WARM) // 3)
         first, last = (statistics.median(s) for s in (seconds[WARM : WARM + part], seconds[-part:]))
-        print(
-            f"{runs} runs: memory {memory[WARM - 1] >> 20} MB after run {WARM}, {memory[-1] >> 20} MB at the end"
-        )
-        print(
-            f"({grown:+.1%}), median {first:.2f} s a run in the first third, {last:.2f} s in the last; every"
-        )
+        print(f"{runs} runs: memory {memory[WARM - 1] >> 20} MB after run {WARM}, {memory[-1] >> 20} MB at the end")
+        print(f"({grown:+.1%}), median {first:.2f} s a run in the first third, {last:.2f} s in the last; every")
         print("combination gave the same picture each time, nothing of ours was alive after any run")
         return int(abs(grown) > WITHIN or last > 1.25 * first)
 

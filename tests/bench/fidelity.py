@@ -119,9 +119,7 @@ def draw_all(studio: Studio, chosen: list[Point], until: float) -> None:
             for point in with_references(some):
                 if not studio.path(point, batch).is_file():
                     if time.monotonic() > until:
-                        print(
-                            f"{studio.family}, {studio.pixels} px: time is up, not all is drawn", flush=True
-                        )
+                        print(f"{studio.family}, {studio.pixels} px: time is up, not all is drawn", flush=True)
                         return
                     studio.draw(point, batch)
             drawn = studio.names.index(batch[-1]) + 1
@@ -172,9 +170,7 @@ def measured(options: argparse.Namespace) -> list[dict]:
             load, weights, cfg = MODELS[family]
             weights = options.weights or weights
             cfg = cfg if options.cfg is None else options.cfg
-            studio = Studio(
-                OUT, family, pixels, cfg, load(weights), weights, names, not options.tune, options.first
-            )
+            studio = Studio(OUT, family, pixels, cfg, load(weights), weights, names, not options.tune, options.first)
             chosen = chosen_points(family, options)
             draw_all(studio, chosen, until)
             found, shown = rows_of(studio, chosen, distances)

@@ -127,8 +127,7 @@ def _unet_outside(size: Size) -> Parts:
     last = len(tokens) - 1
     total = Counter(
         {
-            "convolutions": linear(tokens[0], 9 * 4, SDXL_CHANNELS[0])
-            + linear(tokens[0], 9 * SDXL_CHANNELS[0], 4),
+            "convolutions": linear(tokens[0], 9 * 4, SDXL_CHANNELS[0]) + linear(tokens[0], 9 * SDXL_CHANNELS[0], 4),
             "embeddings": linear(1, 320, SDXL_EMBEDDING)
             + linear(1, SDXL_POOLED, SDXL_EMBEDDING)
             + 2 * linear(1, SDXL_EMBEDDING, SDXL_EMBEDDING),
@@ -152,9 +151,7 @@ def _unet_outside(size: Size) -> Parts:
     total += _res_block(tokens[last], channels, channels)
     for stage in range(last, -1, -1):
         for _ in range(SDXL_RES_BLOCKS + 1):
-            total += _res_block(tokens[stage], channels + skips.pop(), SDXL_CHANNELS[stage]) + projections(
-                stage
-            )
+            total += _res_block(tokens[stage], channels + skips.pop(), SDXL_CHANNELS[stage]) + projections(stage)
             channels = SDXL_CHANNELS[stage]
         if stage:
             total["convolutions"] += linear(tokens[stage - 1], 9 * channels, channels)
@@ -218,9 +215,7 @@ def share(counted: Parts, beginning: str) -> float:
 # --------------------------------------------------------------------------- a run
 
 
-def ideal(
-    family: str, ratio: float, size: Size = FULL, where: str = "whole block", skip: int | None = None
-) -> float:
+def ideal(family: str, ratio: float, size: Size = FULL, where: str = "whole block", skip: int | None = None) -> float:
     """The speed-up of a merged step if merging were free and FLOPs were time."""
     return parts(family, size).total() / parts(family, size, ratio, where, skip).total()
 

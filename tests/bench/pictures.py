@@ -72,9 +72,7 @@ def beside(pictures: list[Image.Image], gap: int = 12) -> Image.Image:
 
 def drawn(canvas: Canvas, node: int) -> Image.Image:
     """What the preview's own canvas shows, cut to the picture in it."""
-    url = canvas.element(node, "picks").evaluate(
-        "(root) => root.querySelector('.toma-stage canvas').toDataURL()"
-    )
+    url = canvas.element(node, "picks").evaluate("(root) => root.querySelector('.toma-stage canvas').toDataURL()")
     picture = Image.open(io.BytesIO(b64decode(url.partition(",")[2])))
     return picture.crop(picture.getbbox()).convert("RGB")
 

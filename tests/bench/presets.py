@@ -20,10 +20,7 @@ def main() -> None:
     steps = parser.parse_args().steps
     print(f"FLOPs unmerged / merged, 1024 x 1024, {steps} steps")
     for name, families in PRESETS.items():
-        factors = [
-            f"{family} {fullsize.speedup_by_flops(family, families[family], steps):.2f}x"
-            for family in families
-        ]
+        factors = [f"{family} {fullsize.speedup_by_flops(family, families[family], steps):.2f}x" for family in families]
         print(f"  {name:10}", "  ".join(factors))
 
 

@@ -32,9 +32,7 @@ ENOUGH, SHAKY = 3, 0.15  # rounds; their largest distance, as a share of the med
 def steps(rows: list[dict], model: str) -> list[dict]:
     """The rows of whole steps at 1024 px; of several, those with most blocks measured come first."""
     return [
-        r
-        for r in rows
-        if r["model"] == model and r["part"] == "step" and r["size"] == "1024x1024" and r["batch"] == 1
+        r for r in rows if r["model"] == model and r["part"] == "step" and r["size"] == "1024x1024" and r["batch"] == 1
     ]
 
 
@@ -54,8 +52,7 @@ def table(content: dict) -> str:
         ratios = {r["ratio"] for rows in by_model.values() for r in rows if r["method"] == method}
         for ratio in sorted(ratios, key=lambda ratio: ratio or 0.0):
             cells = [
-                cell([r for r in by_model[model] if r["method"] == method and r["ratio"] == ratio])
-                for model in MODELS
+                cell([r for r in by_model[model] if r["method"] == method and r["ratio"] == ratio]) for model in MODELS
             ]
             lines.append(f"| {name} | {'' if ratio is None else f'{ratio:g}'} | {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -79,9 +76,7 @@ def sizes(content: dict) -> str:
     lines = ["| ratio 0.5 at | SDXL | Flux |", "|---|---|---|"]
     for size, batch in sorted(found, key=lambda key: (_pixels(key[0]), key[1])):
         rows = [found[size, batch].get(model) for model in MODELS]
-        cells = [
-            f"{row['speedup']:.2f}x (ideal {row['ideal']:.2f}x{_basis(row)})" if row else "" for row in rows
-        ]
+        cells = [f"{row['speedup']:.2f}x (ideal {row['ideal']:.2f}x{_basis(row)})" if row else "" for row in rows]
         lines.append(f"| {size}{f', batch {batch}' if batch > 1 else ''} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -112,8 +107,7 @@ def _beside_rivals(rows: list[dict]) -> str:
 def text(content: dict) -> str:
     about = content["about"]
     bases = {
-        model: dict.fromkeys(r["basis"] for r in steps(content["rows"], model) if r["speedup"])
-        for model in MODELS
+        model: dict.fromkeys(r["basis"] for r in steps(content["rows"], model) if r["speedup"]) for model in MODELS
     }
     how = "; ".join(f"{model} {' or '.join(found)}" for model, found in bases.items() if found)
     threads = "one thread" if about["threads"] == 1 else f"{about['threads']} threads"
@@ -150,9 +144,7 @@ def presets_filled(readme: str, speed: dict, fidelity: dict) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("json", type=Path)
     parser.add_argument("--fidelity", type=Path, metavar="JSON")
     parser.add_argument("--write", type=Path, metavar="README")

@@ -118,9 +118,7 @@ def table(rows: list[dict]) -> str:
     lines = [head + "".join(f"{card.name:>18}" for card in CARDS)]
     for row in rows:
         ratio = "" if row["ratio"] is None else f"{row['ratio']:g}"
-        line = (
-            f"{row['model']:6}{row['method']:17}{ratio:>6}{row['launches']:>10}{row['launches_choosing']:>10}"
-        )
+        line = f"{row['model']:6}{row['method']:17}{ratio:>6}{row['launches']:>10}{row['launches_choosing']:>10}"
         line += f"{row['bytes'] / 1e9:>10.1f}{row['flops'] / 1e12:>8.2f}{row['peak_bytes'] / 2**20:>9.0f}"
         for found in row["estimates"].values():
             line += f"{found['seconds_per_step'] * 1e3:>9.1f} ms{found['speedup']:>5.2f}x"
@@ -132,9 +130,7 @@ def table(rows: list[dict]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", default="1024x1024")
     options = parser.parse_args()
     from comfy_here import import_comfyui

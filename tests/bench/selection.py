@@ -54,11 +54,7 @@ def features_of(batch: int, tiles: Tiles) -> Tensor:
     """Like hidden states: smooth over the grid, with noise and a common direction. [B, T, n, C]"""
     small = torch.randn(batch, CHANNELS, SIDE // 4, SIDE // 4)
     smooth = torch.nn.functional.interpolate(small, size=(SIDE, SIDE), mode="bilinear")
-    x = (
-        smooth.flatten(2).mT
-        + 0.5 * torch.randn(batch, SIDE * SIDE, CHANNELS)
-        + torch.randn(batch, 1, CHANNELS)
-    )
+    x = smooth.flatten(2).mT + 0.5 * torch.randn(batch, SIDE * SIDE, CHANNELS) + torch.randn(batch, 1, CHANNELS)
     return tiles.split(x).contiguous()
 
 
@@ -99,9 +95,7 @@ def main(argv: list[str] | None = None) -> int:
     torch.manual_seed(0)
     torch.set_num_threads(options.threads)
     clock = time.thread_time if options.threads == 1 else time.perf_counter
-    print(
-        f"{SIDE}x{SIDE} tokens, {CHANNELS} channels, fp32, torch {torch.__version__}, {options.threads} thread(s)"
-    )
+    print(f"{SIDE}x{SIDE} tokens, {CHANNELS} channels, fp32, torch {torch.__version__}, {options.threads} thread(s)")
     print("tile  batch  ratio  authors ms   ours ms   speed-up (quartiles)   difference of f")
     results = []
     for tile, batch, ratio in [
@@ -121,9 +115,7 @@ def main(argv: list[str] | None = None) -> int:
         results.append(r)
     missed = [r for r in results if r["ratio"] == 0.5 and r["speedup"] < BARS[r["tile"]]]
     unequal = [r for r in results if abs(r["f_relative_difference"]) > 1e-4]
-    print(
-        f"Bars at ratio 0.5: {BARS[8]}x at tile 8, {BARS[16]}x at tile 16: {'missed' if missed else 'met'}."
-    )
+    print(f"Bars at ratio 0.5: {BARS[8]}x at tile 8, {BARS[16]}x at tile 16: {'missed' if missed else 'met'}.")
     print(f"f differs by less than 1e-4: {'no' if unequal else 'yes'}.")
     if options.json:
         machine = {"machine": platform.machine(), "torch": torch.__version__, "threads": options.threads}

@@ -22,27 +22,17 @@ QUICK_MINUTES = 3.8
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one block of each kind, within 4 minutes")
-    parser.add_argument(
-        "--json", type=Path, metavar="FILE", help="rows and samples; taken up again if it is there"
-    )
-    parser.add_argument(
-        "--plots", type=Path, metavar="DIR", help="where pictures go (default: beside the JSON file)"
-    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="rows and samples; taken up again if it is there")
+    parser.add_argument("--plots", type=Path, metavar="DIR", help="where pictures go (default: beside the JSON file)")
     parser.add_argument(
         "--only", nargs="*", default=[], metavar="GROUP[:METHOD]", help="see --plan; beginnings will do"
     )
     parser.add_argument("--minutes", type=float, help="begin no sample that would end later")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument(
-        "--clock", choices=("wall", "cpu"), default="wall", help="cpu: for a busy machine, one thread"
-    )
-    parser.add_argument(
-        "--plan", action="store_true", help="say what would be measured and how long it would take"
-    )
+    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall", help="cpu: for a busy machine, one thread")
+    parser.add_argument("--plan", action="store_true", help="say what would be measured and how long it would take")
     parser.add_argument("--no-gpu", action="store_true", help="without the estimate for GPUs")
     return parser.parse_args()
 
@@ -71,9 +61,7 @@ def show_plan(groups, rounds: int) -> None:
         total += flops
         print(f"{group.name:34}{flops / 1e12:8.0f} TFLOPs{flops / rate / 60:8.1f} min   ", end="")
         print(", ".join(method.key for method in group.methods))
-    print(
-        f"{'all':34}{total / 1e12:8.0f} TFLOPs{total / rate / 60:8.1f} min at {rate / 1e9:.0f} GFLOPs a second now"
-    )
+    print(f"{'all':34}{total / 1e12:8.0f} TFLOPs{total / rate / 60:8.1f} min at {rate / 1e9:.0f} GFLOPs a second now")
 
 
 def unmerged_steps(rows: list[dict]) -> dict[str, float]:

@@ -29,9 +29,7 @@ def rows(comfy):
     from speedlib import account, methods, models, plan
 
     compared = [methods.none(), methods.toma(0.5), methods.shorter(0.5), methods.hypertile(), methods.todo()]
-    group = plan.Group(
-        "Flux 1+1 blocks", "flux", models.flux, "model", fullsize.FULL, compared, double=1, single=1
-    )
+    group = plan.Group("Flux 1+1 blocks", "flux", models.flux, "model", fullsize.FULL, compared, double=1, single=1)
     samples = {
         "none": [flux_sample(10, 8)] * 3,
         "toma 0.5": [flux_sample(5.03, 4.03, OURS), flux_sample(6, 5, OURS), flux_sample(4, 3, OURS)],
@@ -118,9 +116,7 @@ def test_an_interrupted_run_is_taken_up(group, tmp_path, monkeypatch):
     measuring = measure.Measuring(book)
     measuring.built[group.build] = None
     monkeypatch.setattr(measuring, "_forget", lambda: None)
-    monkeypatch.setattr(
-        measuring, "_sample", lambda g, method, m: taken.append(method.key) or flux_sample(1, 1)
-    )
+    monkeypatch.setattr(measuring, "_sample", lambda g, method, m: taken.append(method.key) or flux_sample(1, 1))
     measuring.run([group], [], book.write)
     assert taken == ["none", "todo", "none", "todo"]
 
@@ -153,9 +149,7 @@ def test_the_readme_says_what_the_rows_say():
         for name in ("speed", "fidelity")
     )
     readme = (root / "README.md").read_text(encoding="utf-8")
-    made = readme_table.presets_filled(
-        readme_table.written(readme, readme_table.text(speed)), speed, fidelity
-    )
+    made = readme_table.presets_filled(readme_table.written(readme, readme_table.text(speed)), speed, fidelity)
     assert made == readme, (
         "run: python dev.py bench readme_table tests/bench/results/speed.json "
         "--fidelity tests/bench/results/fidelity.json --write README.md"
@@ -186,8 +180,7 @@ def test_counting_agrees_with_the_formulas(comfy):
     ours = counting.evaluations(model, "flux", (512, 512), settings, ("reselect", "reuse"))
     tokens = fullsize.flux_tokens((512, 512))
     saved = sum(
-        fullsize.flux_block(kind, tokens).total()
-        - fullsize.flux_block(kind, tokens, kept=tokens // 2).total()
+        fullsize.flux_block(kind, tokens).total() - fullsize.flux_block(kind, tokens, kept=tokens // 2).total()
         for kind in ("double", "single")
     )
     merging = 4 * fullsize.merge_products(tokens, tokens // 2, fullsize.FLUX_HIDDEN, 8)

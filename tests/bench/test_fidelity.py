@@ -223,9 +223,7 @@ def test_options_that_can_not_end_well_are_refused_at_once(lib, tmp_path, capsys
 def test_readme_table_goes_between_its_markers(lib, tmp_path):
     report, path = lib["report"], tmp_path / "README.md"
     path.write_text("before\n<!-- fidelity -->\nold\n<!-- /fidelity -->\nafter\n", encoding="utf-8")
-    report.write_table(
-        [row("quality", [0.0123] * 2, [30.04] * 2), row("paper", [0.2], [20.0], "quality")], path
-    )
+    report.write_table([row("quality", [0.0123] * 2, [30.04] * 2), row("paper", [0.2], [20.0], "quality")], path)
     text = path.read_text(encoding="utf-8")
     assert text.startswith("before\n<!-- fidelity -->\n| | Flux, 1024 tokens, 2 prompts |")
     assert text.endswith("after\n") and "old" not in text

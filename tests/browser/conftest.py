@@ -17,9 +17,7 @@ if "COMFYUI_URL" in os.environ:
     def server(tmp_path_factory):
         from comfy_server import ComfyServer
 
-        return ComfyServer(
-            tmp_path_factory.mktemp("server"), port=int(os.environ["COMFYUI_URL"].rsplit(":", 1)[1])
-        )
+        return ComfyServer(tmp_path_factory.mktemp("server"), port=int(os.environ["COMFYUI_URL"].rsplit(":", 1)[1]))
 
 
 @pytest.fixture(scope="session")

@@ -83,9 +83,7 @@ def sampler(id: str = "sample", x: float = SAMPLE, y: float = 0, **widgets) -> d
     return node(id, "KSampler", x, y, widgets={**fixed, "steps": 20, "cfg": 1, **widgets})
 
 
-def sampling(
-    model: str, positive: str, negative: str, latent: str, id: str = "sample", slots=(0, 0, 0, 0)
-) -> list:
+def sampling(model: str, positive: str, negative: str, latent: str, id: str = "sample", slots=(0, 0, 0, 0)) -> list:
     names = ("model", "positive", "negative", "latent_image")
     return [(a, slot, id, name) for a, slot, name in zip((model, positive, negative, latent), slots, names)]
 
@@ -267,9 +265,7 @@ Other captions: **frog on yellow**, **robot on teal**, **pizza on black**."""
     start = [
         node("load", "ToMADemoLoader", LOAD, 0, widgets={"name": "flux"}),
         node("positive", "ToMADemoPrompt", LOAD, 180, widgets={"caption": "burger on teal"}, colour=GREEN),
-        node(
-            "negative", "ToMADemoPrompt", LOAD, 400, widgets={"caption": ""}, colour=RED, title="Empty prompt"
-        ),
+        node("negative", "ToMADemoPrompt", LOAD, 400, widgets={"caption": ""}, colour=RED, title="Empty prompt"),
         node("size", "ToMADemoLatent", LOAD, 620),
     ]
     nodes, links = comparison(start, [], ("load", 1), dict(steps=12, cfg=1, scheduler="simple"), -120)

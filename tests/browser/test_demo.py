@@ -28,9 +28,7 @@ def ran(canvas, renderer, demo_weights):
 
 
 def pixels(canvas, node) -> str:
-    return canvas.element(node, "picks").evaluate(
-        "(root) => root.querySelector('.toma-stage canvas').toDataURL()"
-    )
+    return canvas.element(node, "picks").evaluate("(root) => root.querySelector('.toma-stage canvas').toDataURL()")
 
 
 def caption(canvas, node) -> str:

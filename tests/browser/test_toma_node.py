@@ -227,9 +227,7 @@ def test_setting_turns_the_live_picks_off(canvas, small_graph, demo_weights):
     for on in (False, True):
         page.evaluate("([id, on]) => app.extensionManager.setting.set(id, on)", [LIVE, on])
         page.wait_for_timeout(300)
-        canvas.set_widget(
-            small_graph["sample"], "seed", page.evaluate("() => Math.floor(Math.random() * 1e9)")
-        )
+        canvas.set_widget(small_graph["sample"], "seed", page.evaluate("() => Math.floor(Math.random() * 1e9)"))
         assert canvas.run() is None
         counts.append(page.evaluate("() => window.tomaSeen"))
     assert counts[0] == 0 and counts[1] > 0

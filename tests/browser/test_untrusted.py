@@ -117,9 +117,7 @@ def test_damaged_values_end_in_a_message_or_a_result(canvas, renderer, server, d
     assert {"as saved", "before carry_detail", "an early version", "nothing", "a later version"} <= set(ran)
     assert {"unknown preset", "text for numbers", "nulls", "objects", "huge", "negative"} <= set(refused)
     assert "preset" in refused["unknown preset"] and "ratio" in refused["text for numbers"]
-    figure(
-        "damaged workflow files", f"{len(CASES)}: {len(ran)} run, {len(refused)} refused by the input's name"
-    )
+    figure("damaged workflow files", f"{len(CASES)}: {len(ran)} run, {len(refused)} refused by the input's name")
 
 
 def told(error: PromptError, number: str) -> str:
@@ -200,12 +198,8 @@ def test_markup_of_a_workflow_stays_text(canvas, renderer, evil_files, figure):
 
 
 def test_no_way_to_make_elements_from_text():
-    ways = (
-        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|DOMParser|createContextualFragment|setHTML"
-    )
+    ways = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|DOMParser|createContextualFragment|setHTML"
     ways += r"|srcdoc|\beval\(|new Function|javascript:"
     files = sorted((ROOT / "web").glob("*.js"))
-    found = [
-        f"{file.name}: {way}" for file in files for way in re.findall(ways, file.read_text(encoding="utf-8"))
-    ]
+    found = [f"{file.name}: {way}" for file in files for way in re.findall(ways, file.read_text(encoding="utf-8"))]
     assert len(files) > 5 and not found, found

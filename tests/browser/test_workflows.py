@@ -14,9 +14,7 @@ def same_graph(canvas, path) -> None:
     saved = json.loads(path.read_text(encoding="utf-8"))
     canvas.wait_for_nodes(len(saved["nodes"]))
     assert canvas.missing() == []
-    loaded = canvas.page.evaluate(
-        "() => app.graph.nodes.map((n) => [n.type, n.widgets_values ?? null, n.pos[0]])"
-    )
+    loaded = canvas.page.evaluate("() => app.graph.nodes.map((n) => [n.type, n.widgets_values ?? null, n.pos[0]])")
     assert sorted(n[0] for n in loaded) == sorted(n["type"] for n in saved["nodes"])
     now = canvas.page.evaluate("() => JSON.parse(JSON.stringify(app.graph.serialize().nodes))")
     assert values_kept(now) == values_kept(saved["nodes"])

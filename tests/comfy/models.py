@@ -51,12 +51,8 @@ def control_sdxl(model, seed: int = 5):
     import comfy.ops
 
     config = dict(model.model.model_config.unet_config)
-    config = {
-        k: v for k, v in config.items() if k not in ("out_channels", "transformer_depth_output", "image_size")
-    }
-    config.update(
-        hint_channels=3, dtype=torch.float32, device="cpu", operations=comfy.ops.disable_weight_init
-    )
+    config = {k: v for k, v in config.items() if k not in ("out_channels", "transformer_depth_output", "image_size")}
+    config.update(hint_channels=3, dtype=torch.float32, device="cpu", operations=comfy.ops.disable_weight_init)
     network = comfy.cldm.cldm.ControlNet(image_size=32, **config)
     return _control(network, seed)
 
@@ -102,7 +98,5 @@ def lora_for(model, seed: int = 9, rank: int = 2, strength: float = 0.7):
             lora[f"{key}.lora_A.weight"] = (
                 torch.randn(rank, weight.shape[1], generator=generator) / weight.shape[1] ** 0.5
             )
-            lora[f"{key}.lora_B.weight"] = (
-                torch.randn(weight.shape[0], rank, generator=generator) / rank**0.5 * 0.3
-            )
+            lora[f"{key}.lora_B.weight"] = torch.randn(weight.shape[0], rank, generator=generator) / rank**0.5 * 0.3
     return comfy.sd.load_lora_for_models(model, None, lora, strength, 0)[0]

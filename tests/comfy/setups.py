@@ -17,9 +17,7 @@ def lengths(model, width, height):
 def area(model, width, height):
     import nodes
 
-    half = nodes.ConditioningSetArea().append(builders.conditioning(model, 3), width // 2, height, 0, 0, 1.0)[
-        0
-    ]
+    half = nodes.ConditioningSetArea().append(builders.conditioning(model, 3), width // 2, height, 0, 0, 1.0)[0]
     return builders.conditioning(model, 1) + half, builders.conditioning(model, 2)
 
 
@@ -43,11 +41,7 @@ def late(model, width, height):
 def control(model, width, height):
     import models
 
-    make = (
-        models.control_sdxl
-        if "model_channels" in model.model.model_config.unet_config
-        else models.control_flux
-    )
+    make = models.control_sdxl if "model_channels" in model.model.model_config.unet_config else models.control_flux
     positive, negative = plain(model, width, height)
     network = make(model)
     return tuple(models.with_control(cond, network, width, height) for cond in (positive, negative))
@@ -78,6 +72,4 @@ def attention_mask(model, width, height):
     tokens = builders.TEXT_TOKENS + (height // 16) * (width // 16)
     weights = torch.ones(tokens, tokens)
     weights[builders.TEXT_TOKENS :, : builders.TEXT_TOKENS // 2] = 0.05
-    return builders.conditioning(model, 1, attention_mask=weights.log()[None]), builders.conditioning(
-        model, 2
-    )
+    return builders.conditioning(model, 1, attention_mask=weights.log()[None]), builders.conditioning(model, 2)

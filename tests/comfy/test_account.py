@@ -149,9 +149,7 @@ def test_a_wrapper_that_runs_the_network_twice_in_a_call(models, kind):
         def half(values, i):
             return [v[i : i + 1] if isinstance(v, torch.Tensor) else v for v in values]
 
-        given = [
-            (half((x, timesteps, *args), i), dict(zip(kwargs, half(kwargs.values(), i)))) for i in (0, 1)
-        ]
+        given = [(half((x, timesteps, *args), i), dict(zip(kwargs, half(kwargs.values(), i)))) for i in (0, 1)]
         return torch.cat([executor(*some, **named) for some, named in given])
 
     model, run = models[kind].clone(), {**SIZE, "cfg": 1.0, "batch": 2}

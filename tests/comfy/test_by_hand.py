@@ -31,9 +31,7 @@ def merge_of(features, grid=(8, 8), keep=32, temperature=1000.0, last=None):
 
     tiles = Tiles.of(*grid, 8)
     each = [
-        reselect(
-            tiles.split(features[i : i + 1]), keep, tiles, temperature, last=last and last.images(i, i + 1)
-        )
+        reselect(tiles.split(features[i : i + 1]), keep, tiles, temperature, last=last and last.images(i, i + 1))
         for i in range(len(features))
     ]
     kept = torch.cat([merge.kept for merge in each])

@@ -23,9 +23,7 @@ def arguments(case, model):
     return {"steps": STEPS, "positive": positive, "negative": negative, **run}
 
 
-@pytest.mark.parametrize(
-    "case,name", [pytest.param(c, n, id=f"{c.name}-{n}") for c in CASES for n in c.models]
-)
+@pytest.mark.parametrize("case,name", [pytest.param(c, n, id=f"{c.name}-{n}") for c in CASES for n in c.models])
 def test_case(models, merged, case, name):
     model = models[name]
     kwargs = arguments(case, model)
@@ -40,9 +38,7 @@ def test_case(models, merged, case, name):
         told = report(patched)
         if case.merges:
             assert told.blocks_merged == told.blocks
-            assert told.tokens and all(
-                after == max(1, round((1 - ratio) * n)) for n, after in told.tokens.values()
-            )
+            assert told.tokens and all(after == max(1, round((1 - ratio) * n)) for n, after in told.tokens.values())
             assert 0 < told.flops_saved < 1
             assert not told.unmerged_because
         else:

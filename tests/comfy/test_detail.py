@@ -55,9 +55,7 @@ def check_carry(coarse: bool = False) -> None:
 
     def merged_by_hand(x, expected, picks_by, trust, last):
         kept_tokens, _, a = merge_of(picks_by, temperature=SOFTNESS, last=last)
-        m = torch.nn.functional.one_hot(
-            kept_tokens, 64
-        ).float()  # destinations stand for themselves, no means
+        m = torch.nn.functional.one_hot(kept_tokens, 64).float()  # destinations stand for themselves, no means
         step = block(first)(m @ x, True) - m @ x
         tokens = m @ (x + a.mT @ step + control)
         beyond = step + block(second)(tokens, True) - tokens - m @ expected
@@ -85,9 +83,7 @@ def check_carry(coarse: bool = False) -> None:
             trust = factor(beyond, real * share, (1,)).clamp(0, 1)
             drift = of_cells((added - before) / 3)
         if turn == 1:
-            assert trust[..., ::2].mean() > 2 * trust[..., 1::2].mean(), (
-                "channels that mislead are not told apart"
-            )
+            assert trust[..., ::2].mean() > 2 * trust[..., 1::2].mean(), "channels that mislead are not told apart"
         x = x_at(3 * turn + 1)
         expected = added if drift is None else added + steady * drift
         m, beyond, wanted = merged_by_hand(x, expected, added, trust, picks)
@@ -162,9 +158,7 @@ def test_full_steps_close_together_in_half_precision():
         call = call_of(settings, action, kept, at=at)
         out = call.block(place, x.clone(), (8, 8), lambda tokens, _, f=factor: tokens * f)
         assert out.isfinite().all(), at
-    assert kept.details["s 8x8"].drift is not None and out.abs().max() < 60000, (
-        "at most the same change again"
-    )
+    assert kept.details["s 8x8"].drift is not None and out.abs().max() < 60000, "at most the same change again"
 
 
 @pytest.mark.parametrize("grid", [(8, 8), (7, 5), (1, 9), (1, 1)])
@@ -225,9 +219,7 @@ def check_gather(budget: str) -> None:
     for name, values in wanted.items():
         assert torch.equal(getattr(got, name), values[order]), name
     alone: list[Merge] = [merges[i // 4].images(i % 4, i % 4 + 1) for i in order]
-    assert torch.allclose(
-        got.merge.merge(x[order]), torch.cat([m.merge(x[i : i + 1]) for m, i in zip(alone, order)])
-    )
+    assert torch.allclose(got.merge.merge(x[order]), torch.cat([m.merge(x[i : i + 1]) for m, i in zip(alone, order)]))
     rows = got.merge.take(x[order])
     back = torch.cat([m.unmerge(row[None]) for m, row in zip(alone, rows)])
     assert torch.allclose(got.merge.unmerge(rows), back)

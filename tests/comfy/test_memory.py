@@ -84,10 +84,7 @@ class Real:
     def run(self, call) -> None:
         options = {"toma": call, "original_shape": list(self.inputs["x"])}
         self.family.install(options)
-        tensors = {
-            name: torch.empty(shape, dtype=torch.bfloat16, device="meta")
-            for name, shape in self.inputs.items()
-        }
+        tensors = {name: torch.empty(shape, dtype=torch.bfloat16, device="meta") for name, shape in self.inputs.items()}
         times = torch.empty(self.inputs["x"][0], device="meta")
         self.network(tensors.pop("x"), times, transformer_options=options, **tensors)
 

@@ -13,9 +13,7 @@ def picks_of_one_prompt_for_the_other(patch):
     from comfyui_toma.toma_core.patcher.run import Run
 
     keys = Run._keys
-    patch.setattr(
-        Run, "_keys", lambda self, x, sigma, options: [k[1:] for k in keys(self, x, sigma, options)]
-    )
+    patch.setattr(Run, "_keys", lambda self, x, sigma, options: [k[1:] for k in keys(self, x, sigma, options)])
 
 
 def picks_of_the_first_picture_for_all(patch):
@@ -50,9 +48,7 @@ def run_kept_for_the_next(patch):
 
     patch.setattr(Run, "__init__", shared)
     keys = Run._keys
-    patch.setattr(
-        Run, "_keys", lambda self, x, sigma, options: [k[1:] for k in keys(self, x, sigma, options)]
-    )
+    patch.setattr(Run, "_keys", lambda self, x, sigma, options: [k[1:] for k in keys(self, x, sigma, options)])
     patch.setattr(Run, "end", _end_without_clearing(Run.end))
 
 

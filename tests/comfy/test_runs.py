@@ -60,9 +60,7 @@ def check_pictures_apart(models, name: str) -> None:
     from comfyui_toma.toma_core.settings import Settings
 
     patched = patch(models[name], Settings(ratio=0.5, skip_first_blocks=0, reselect_every=3), record=True)
-    noise = torch.randn(
-        builders.empty_latent(models[name], batch=2).shape, generator=torch.Generator().manual_seed(2)
-    )
+    noise = torch.randn(builders.empty_latent(models[name], batch=2).shape, generator=torch.Generator().manual_seed(2))
 
     def picks(latent: torch.Tensor) -> list[torch.Tensor]:
         builders.sample(patched, latent=latent, **{**SIZE, "steps": 2})
@@ -163,14 +161,8 @@ def in_windows(model, turns):
     def windows(apply_model, arguments):
         x, out = arguments["input"], [None] * len(arguments["input"])
         for frame, name in turns(next(steps)):
-            c = {
-                key: value[frame : frame + 1]
-                for key, value in arguments["c"].items()
-                if torch.is_tensor(value)
-            }
-            c["transformer_options"] = arguments["c"]["transformer_options"] | {
-                "ad_params": {"sub_idxs": [name]}
-            }
+            c = {key: value[frame : frame + 1] for key, value in arguments["c"].items() if torch.is_tensor(value)}
+            c["transformer_options"] = arguments["c"]["transformer_options"] | {"ad_params": {"sub_idxs": [name]}}
             one = slice(frame, frame + 1)
             out[frame] = apply_model(x[one], arguments["timestep"][one], **c)
         return torch.cat(out)

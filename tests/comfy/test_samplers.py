@@ -86,11 +86,7 @@ def test_schedules_of_ones_own(models, merged, sigmas):
 @pytest.mark.parametrize("name", ["flux", "sdxl"])
 def test_half_precision(comfy, merged, tmp_path, name, dtype):
     """The blocks really run in half precision, and the merged result is that of fp32 within its rounding."""
-    model = (
-        builders.tiny_sdxl()
-        if name == "sdxl"
-        else builders.tiny_flux(tmp_path / "half.safetensors", hidden=128)
-    )
+    model = builders.tiny_sdxl() if name == "sdxl" else builders.tiny_flux(tmp_path / "half.safetensors", hidden=128)
     run = {"width": 128, "height": 128, "steps": 4, "cfg": 2.0}
     exact = builders.sample(merged(model), **run)
     model.model.diffusion_model.to(dtype)

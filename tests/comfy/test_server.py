@@ -68,8 +68,7 @@ def test_merged_run_is_near_the_unmerged_one_and_says_what_it_did(server, name):
 
 def test_ratio_zero_is_the_unmerged_picture(server):
     assert (
-        picture(server, prompt("flux", {"ratio": 0.0}, seed=3))
-        == picture(server, prompt("flux", None, seed=3))
+        picture(server, prompt("flux", {"ratio": 0.0}, seed=3)) == picture(server, prompt("flux", None, seed=3))
     ).all()
 
 

@@ -135,9 +135,7 @@ def test_before_and_after(models, merged, name, other):
     assert (outs[0] - outs[1]).norm() <= 1e-4 * outs[0].norm(), "the order of the nodes matters"
     assert (outs[0] - with_other).norm() < 0.5 * with_other.norm()
     ours = outs[0] - builders.sample(merged(model), **RUN)
-    assert torch.nn.functional.cosine_similarity(ours.flatten(), effect.flatten(), dim=0) > 0.5, (
-        "its effect is gone"
-    )
+    assert torch.nn.functional.cosine_similarity(ours.flatten(), effect.flatten(), dim=0) > 0.5, "its effect is gone"
     assert torch.equal(plain, builders.sample(model, **RUN))
 
 
@@ -157,9 +155,7 @@ def test_controlnet_keeps_its_effect(models, merged, name):
     plain = builders.sample(model, **RUN)
     effect = builders.sample(model, positive=positive, negative=negative, **RUN) - plain
     patched = merged(model)
-    ours = builders.sample(patched, positive=positive, negative=negative, **RUN) - builders.sample(
-        patched, **RUN
-    )
+    ours = builders.sample(patched, positive=positive, negative=negative, **RUN) - builders.sample(patched, **RUN)
     assert effect.norm() > 1e-3 * plain.norm()
     assert torch.nn.functional.cosine_similarity(ours.flatten(), effect.flatten(), dim=0) > 0.5
 
@@ -184,9 +180,7 @@ def test_every_way_of_merging(models, merged, name, merge):
         return
     distances = []
     for ratio in (0.25, 0.75):
-        patched = merged(
-            model, merge=merge, ratio=ratio, carry_detail=False, reweight_every=2, reselect_every=4
-        )
+        patched = merged(model, merge=merge, ratio=ratio, carry_detail=False, reweight_every=2, reselect_every=4)
         out = builders.sample(patched, **RUN)
         distances.append(((out - before).norm() / before.norm()).item())
         told = report(patched)
@@ -237,9 +231,7 @@ def test_blocks_that_another_node_leaves_out(models, merged, double, single):
 
     run = {**RUN, "steps": 6}
     told = {"double_layers": double, "single_layers": single, "rescaling_scale": 0.0}
-    guided = SkipLayerGuidanceDiT.execute(
-        models["flux"], scale=3.0, start_percent=0.0, end_percent=1.0, **told
-    ).args[0]
+    guided = SkipLayerGuidanceDiT.execute(models["flux"], scale=3.0, start_percent=0.0, end_percent=1.0, **told).args[0]
     patched = merged(guided, reselect_every=2)
     out, unmerged = builders.sample(patched, **run), builders.sample(guided, **run)
     plain = builders.sample(models["flux"], **run)

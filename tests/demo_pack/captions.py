@@ -87,10 +87,6 @@ def encode(caption: str, pixels: float, tokens: float) -> tuple[Tensor, Tensor]:
         nothing = torch.zeros(SUBJECT_DIM + COLOUR_DIM)
         return torch.zeros(WORDS * VECTORS_PER_WORD, CONTEXT_DIM), torch.cat([nothing, size])
     subject, colour = pair
-    words = [
-        _signs(f"{word}/{i}", CONTEXT_DIM)
-        for word in (subject, "on", colour)
-        for i in range(VECTORS_PER_WORD)
-    ]
+    words = [_signs(f"{word}/{i}", CONTEXT_DIM) for word in (subject, "on", colour) for i in range(VECTORS_PER_WORD)]
     pooled = torch.cat([_signs(subject, SUBJECT_DIM), _signs(colour, COLOUR_DIM), size])
     return torch.stack(words), pooled

@@ -20,11 +20,7 @@ class ToMADemoLoader(io.ComfyNode):
             display_name="ToMA Demo Model",
             category=CATEGORY,
             description="A small model that was trained for ToMA's tests: draws emoji at 128 or 256 pixels.",
-            inputs=[
-                io.Combo.Input(
-                    "name", options=list(LOADERS), tooltip="Flux's or SDXL's architecture, in small."
-                )
-            ],
+            inputs=[io.Combo.Input("name", options=list(LOADERS), tooltip="Flux's or SDXL's architecture, in small.")],
             outputs=[
                 io.Model.Output(),
                 io.Vae.Output(tooltip="Pictures to latents of half the side and back, without loss."),

@@ -41,9 +41,7 @@ def test_every_node_has_help_with_a_picture(schemas, language):
         pictures = re.findall(r"!\[.*?\]\((.*?)\)", page)
         assert pictures and all((docs / picture).is_file() for picture in pictures)
         if name != "ToMA":
-            missing = [
-                given.id for given in schema.inputs if given.id not in page and "model" not in given.id
-            ]
+            missing = [given.id for given in schema.inputs if given.id not in page and "model" not in given.id]
             assert not missing
 
 

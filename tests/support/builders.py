@@ -50,8 +50,7 @@ def tiny_flux_file(
     )  # fmt: skip
     # Published checkpoints say `scale` where newer releases of ComfyUI say `weight`.
     shapes = {
-        name.replace("_norm.weight", "_norm.scale"): tuple(weight.shape)
-        for name, weight in model.state_dict().items()
+        name.replace("_norm.weight", "_norm.scale"): tuple(weight.shape) for name, weight in model.state_dict().items()
     }
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -120,9 +119,7 @@ def tiny_unet(family: type, channels: int, config: dict, seed: int):
     model_config.unet_config.update(num_heads=-1, num_head_channels=channels)
     model = model_config.get_model({}, device=torch.device("cpu"))
     unet = model.diffusion_model
-    unet.load_state_dict(
-        fill({name: tuple(weight.shape) for name, weight in unet.state_dict().items()}, seed)
-    )
+    unet.load_state_dict(fill({name: tuple(weight.shape) for name, weight in unet.state_dict().items()}, seed))
     return comfy.model_patcher.ModelPatcher(model, torch.device("cpu"), torch.device("cpu"))
 
 
@@ -130,9 +127,7 @@ def conditioning(model, seed: int = 1, batch: int = 1, tokens: int = TEXT_TOKENS
     """CONDITIONING, as a text encoder of the right width would give it; `extra` joins its dictionary."""
     config = model.model.model_config.unet_config
     generator = torch.Generator().manual_seed(seed)
-    text = torch.randn(
-        batch, tokens, config.get("context_in_dim") or config["context_dim"], generator=generator
-    )
+    text = torch.randn(batch, tokens, config.get("context_in_dim") or config["context_dim"], generator=generator)
     pooled_width = config.get("vec_in_dim") or (config.get("adm_in_channels") or 6 * 256) - 6 * 256
     pooled = torch.randn(batch, pooled_width, generator=generator) if pooled_width else None
     return [[text, {"pooled_output": pooled, **extra}]]

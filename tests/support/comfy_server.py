@@ -134,9 +134,7 @@ class Job:
 class ComfyServer:
     """Use as a context manager. `packs` maps a folder name under custom_nodes to the pack linked there."""
 
-    def __init__(
-        self, base: Path, packs: dict[str, Path] | None = None, port: int = 0, arguments: tuple = ()
-    ):
+    def __init__(self, base: Path, packs: dict[str, Path] | None = None, port: int = 0, arguments: tuple = ()):
         self.base = Path(base)
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
@@ -221,9 +219,7 @@ class ComfyServer:
 
     def post(self, path: str, body: dict | None = None):
         data = json.dumps(body or {}).encode()
-        return self._answer(
-            urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})
-        )
+        return self._answer(urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"}))
 
     def _answer(self, request: urllib.request.Request):
         with urllib.request.urlopen(request, timeout=60) as answer:

@@ -8,9 +8,7 @@ import sys
 from pathlib import Path
 
 root = Path(__file__).resolve().parents[2]
-spec = importlib.util.spec_from_file_location(
-    __name__, root / "__init__.py", submodule_search_locations=[str(root)]
-)
+spec = importlib.util.spec_from_file_location(__name__, root / "__init__.py", submodule_search_locations=[str(root)])
 module = importlib.util.module_from_spec(spec)
 sys.modules[__name__] = module
 spec.loader.exec_module(module)

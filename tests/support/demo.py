@@ -109,8 +109,7 @@ def run(server: ComfyServer, label: str, model: str) -> tuple[str, list[Path]]:
     before = progress.seconds_per_step(demo.plain_sampler)
     after = progress.seconds_per_step(demo.merged_sampler)
     files = [
-        saved_file(finished, server.base, name)
-        for name in ("without-toma", "with-toma", "compared", "kept-tokens")
+        saved_file(finished, server.base, name) for name in ("without-toma", "with-toma", "compared", "kept-tokens")
     ]
     psnr, difference = distance(*files[:2])
     row = f"{label:<6}{before:>12.2f} s{after:>12.2f} s{before / after:>10.2f}x"

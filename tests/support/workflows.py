@@ -10,9 +10,9 @@ def inputs_of(info: dict) -> dict[str, list]:
 
 
 def is_widget(kind, options: dict) -> bool:
-    return (
-        isinstance(kind, list) or kind in ("INT", "FLOAT", "STRING", "BOOLEAN", "COMBO")
-    ) and not options.get("forceInput")
+    return (isinstance(kind, list) or kind in ("INT", "FLOAT", "STRING", "BOOLEAN", "COMBO")) and not options.get(
+        "forceInput"
+    )
 
 
 def widget_values(saved: dict, info: dict) -> dict:
@@ -55,9 +55,7 @@ def to_prompt(workflow: dict, object_info: dict) -> dict:
             return None
         if saved["type"] == "Reroute" or saved.get("mode", 0) == BYPASSED:
             kind = saved["outputs"][slot]["type"]
-            passed = [
-                entry for entry in saved["inputs"] if entry["type"] in (kind, "*") and "widget" not in entry
-            ]
+            passed = [entry for entry in saved["inputs"] if entry["type"] in (kind, "*") and "widget" not in entry]
             return resolve(passed[0]["link"]) if passed else None
         return [str(origin), slot]
 

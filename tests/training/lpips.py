@@ -42,13 +42,9 @@ class LPIPS:
     def __init__(self, folder: Path):
         weights = _weights(folder)
         convolutions = [weights["AlexNet_0"][f"Conv_{i}"] for i in range(5)]
-        self.kernels = [
-            torch.tensor(conv["kernel"]).permute(3, 2, 0, 1).contiguous() for conv in convolutions
-        ]
+        self.kernels = [torch.tensor(conv["kernel"]).permute(3, 2, 0, 1).contiguous() for conv in convolutions]
         self.biases = [torch.tensor(conv["bias"]) for conv in convolutions]
-        self.scores = [
-            torch.tensor(weights[f"NetLinLayer_{i}"]["Conv_0"]["kernel"]).flatten() for i in range(5)
-        ]
+        self.scores = [torch.tensor(weights[f"NetLinLayer_{i}"]["Conv_0"]["kernel"]).flatten() for i in range(5)]
 
     def features(self, images: Tensor) -> list[Tensor]:
         """Unit-length features [B, C, h, w] of five layers for images [B, 3, H, W] in -1..1."""

@@ -75,9 +75,7 @@ def sheet(drawn: Tensor, wanted: Tensor, path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kind", choices=list(LOADERS))
     parser.add_argument("--weights", type=Path)
     parser.add_argument("--count", type=int, default=10)
@@ -98,9 +96,7 @@ def main() -> None:
     subjects = picks.sample(data.subjects, options.count)
     colours = [picks.choice(data.colours) for _ in subjects]
     names = [f"{subject} on {colour}" for subject, colour in zip(subjects, colours)]
-    drawn = draw(
-        load(options.weights or default), names, options.size, options.steps, options.cfg, options.seed
-    )
+    drawn = draw(load(options.weights or default), names, options.size, options.steps, options.cfg, options.seed)
     found = [retrieve(data, metric, picture, colour) for picture, colour in zip(drawn, colours)]
     ranks = [order.index(subject) + 1 for order, subject in zip(found, subjects)]
     for name, order, rank in zip(names, found, ranks):

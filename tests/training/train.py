@@ -133,9 +133,7 @@ class FluxTask:
         pick = (rows[:, None] * grid + columns[None]).flatten()
         return tokens[:, pick], ids.view(1, -1, 3).expand(len(x), -1, -1)
 
-    def loss(
-        self, noisy: Tensor, velocity: Tensor, times: Tensor, text: Tensor, pooled: Tensor, view: View
-    ) -> Tensor:
+    def loss(self, noisy: Tensor, velocity: Tensor, times: Tensor, text: Tensor, pooled: Tensor, view: View) -> Tensor:
         tokens, ids = self.show(torch.cat([noisy, velocity], 1).unflatten(1, (2, -1)).flatten(0, 1), view)
         tokens, ids = tokens.unflatten(0, (-1, 2)), ids[: len(noisy)]
         out = self.forward(tokens[:, 0], ids, text, torch.zeros(len(text), text.shape[1], 3), times, pooled)
@@ -166,9 +164,7 @@ class UNetTask:
     def __init__(self) -> None:
         self.network = networks.unet()
 
-    def loss(
-        self, noisy: Tensor, velocity: Tensor, times: Tensor, text: Tensor, pooled: Tensor, view: View
-    ) -> Tensor:
+    def loss(self, noisy: Tensor, velocity: Tensor, times: Tensor, text: Tensor, pooled: Tensor, view: View) -> Tensor:
         return (self.velocity(self.network, noisy, times, text, pooled, view) - velocity).square().mean()
 
     def velocity(
@@ -180,9 +176,7 @@ class UNetTask:
     @staticmethod
     def is_matrix(name: str, param: Tensor) -> bool:
         hidden = "_blocks." in name or "middle_block" in name
-        return (
-            param.ndim >= 2 and hidden and "emb_layers" not in name and not name.startswith("input_blocks.0.")
-        )
+        return param.ndim >= 2 and hidden and "emb_layers" not in name and not name.startswith("input_blocks.0.")
 
 
 class Trainer:
@@ -266,27 +260,19 @@ class Trainer:
     @torch.no_grad()
     def sheet(self, pixels: int, steps: int = 10, cfg: float = 2.5, count: int = 8) -> None:
         """A row of samples of fixed captions and seeds, so that sheets can be compared over time."""
-        view = next(
-            view for view in self.task.views.values() if view.pixels == pixels and view.window == "all"
-        )
+        view = next(view for view in self.task.views.values() if view.pixels == pixels and view.window == "all")
         index = torch.arange(count) * 61 % (len(self.conditioning.names) - 1)
         index = torch.cat([index, torch.full((count,), len(self.conditioning.names) - 1)])
         text, pooled = self.conditioning(index, view)
-        x = torch.randn(
-            count, self.task.channels, pixels // 2, pixels // 2, generator=torch.Generator().manual_seed(0)
-        )
+        x = torch.randn(count, self.task.channels, pixels // 2, pixels // 2, generator=torch.Generator().manual_seed(0))
         times = torch.linspace(1, 0, steps + 1)
         times = 3 * times / (1 + 2 * times)
         for now, then in zip(times[:-1], times[1:]):
-            out = self.task.velocity(
-                self.average, torch.cat([x, x]), now.expand(2 * count), text, pooled, view
-            )
+            out = self.task.velocity(self.average, torch.cat([x, x]), now.expand(2 * count), text, pooled, view)
             wanted, plain = out.chunk(2)
             x = x + (then - now) * (plain + cfg * (wanted - plain))
         row = codec.to_image(x).clamp(-1, 1).permute(2, 0, 3, 1).reshape(pixels, -1, 3)
-        Image.fromarray(((row + 1) * 127.5).byte().numpy()).save(
-            self.folder / f"sheet-{self.steps:06d}-{pixels}.png"
-        )
+        Image.fromarray(((row + 1) * 127.5).byte().numpy()).save(self.folder / f"sheet-{self.steps:06d}-{pixels}.png")
 
     def run(self) -> None:
         saved = drawn = time.monotonic()
@@ -315,17 +301,13 @@ def main() -> None:
     parser.add_argument("--million-tokens", type=float, default=8, help="to see in all, over every resume")
     parser.add_argument("--folder", type=Path, default=WORKING)
     parser.add_argument("--init", type=Path, help="start from exported weights, if there is no checkpoint")
-    parser.add_argument(
-        "--skip", type=float, default=0, help="with --init: the share of the schedule to leave out"
-    )
+    parser.add_argument("--skip", type=float, default=0, help="with --init: the share of the schedule to leave out")
     parser.add_argument(
         "--compile",
         action="store_true",
         help="Flux: a fifth faster, after minutes of compiling for each of four shapes",
     )
-    parser.add_argument(
-        "--export", type=Path, help="only write the averaged weights of the last checkpoint, fp16"
-    )
+    parser.add_argument("--export", type=Path, help="only write the averaged weights of the last checkpoint, fp16")
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.seed()  # a resumed run must not see the same noise again
@@ -337,9 +319,7 @@ def main() -> None:
         trainer.seen = options.skip * trainer.tokens
     trainer.resume()
     if options.export and not trainer.seen:
-        parser.error(
-            "--export: there is no checkpoint to write the weights of; train first, or name --folder"
-        )
+        parser.error("--export: there is no checkpoint to write the weights of; train first, or name --folder")
     if options.export:
         save_file({n: p.half().contiguous() for n, p in trainer.average.state_dict().items()}, options.export)
     else:

@@ -110,9 +110,7 @@ class Bench:
         load_core_nodes()
         self.models = {
             "sdxl": small_sdxl(),
-            "flux": builders.tiny_flux(
-                folder / "models" / "flux.safetensors", hidden=128, depth=2, depth_single=2
-            ),
+            "flux": builders.tiny_flux(folder / "models" / "flux.safetensors", hidden=128, depth=2, depth_single=2),
         }
         self.others = {
             "sdxl": small_sdxl(seed=1),
@@ -288,25 +286,15 @@ def judge(plain: Tensor, merged: Tensor, alone: Tensor, out: Tensor, patched) ->
     if not report.tokens and not reasons:
         return "no tokens were merged, and nothing says why", ""
     if not report.tokens:
-        return (
-            ("", f"not merged: {reasons}")
-            if far(out, alone) < NEGLIGIBLE
-            else ("not merged, yet changed", "")
-        )
+        return ("", f"not merged: {reasons}") if far(out, alone) < NEGLIGIBLE else ("not merged, yet changed", "")
     cost, alone_cost = far(out, alone), far(merged, plain)
     if far(alone, plain) <= NEGLIGIBLE:
-        fault = (
-            f"no effect alone, but {cost:.2f} from the unmerged picture"
-            if cost > MOST_COST * alone_cost
-            else ""
-        )
+        fault = f"no effect alone, but {cost:.2f} from the unmerged picture" if cost > MOST_COST * alone_cost else ""
         return fault, reasons
     if far(alone, plain) < alone_cost:
         fault = f"{cost:.2f} from the unmerged picture" if cost > MOST_COST * alone_cost else ""
         return fault, "; ".join(filter(None, (reasons, "smaller than the effect of merging")))
-    alike = torch.nn.functional.cosine_similarity(
-        (out - merged).flatten(), (alone - plain).flatten(), dim=0
-    ).item()
+    alike = torch.nn.functional.cosine_similarity((out - merged).flatten(), (alone - plain).flatten(), dim=0).item()
     if alike < LEAST_COSINE and cost > 0.05:
         return f"its effect is gone (cosine {alike:.2f}, {cost:.2f} from the unmerged picture)", ""
     return "", reasons
@@ -368,10 +356,7 @@ def distinct() -> list[str]:
 
 def figure(outcomes: Sequence[Outcome]) -> str:
     nodes = {outcome.node for outcome in outcomes}
-    by = {
-        status: {o.node for o in outcomes if o.status == status}
-        for status in (GOOD, NOTHING, ALONE, UNMADE, BAD)
-    }
+    by = {status: {o.node for o in outcomes if o.status == status} for status in (GOOD, NOTHING, ALONE, UNMADE, BAD)}
     good = by[GOOD] - by[BAD]
     idle = by[NOTHING] - good - by[BAD]
     return (

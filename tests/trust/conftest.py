@@ -13,9 +13,7 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(config, items):
-    left_out = (
-        [item for item in items if item.get_closest_marker("slow")] if not config.option.markexpr else []
-    )
+    left_out = [item for item in items if item.get_closest_marker("slow")] if not config.option.markexpr else []
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]

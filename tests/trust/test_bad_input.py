@@ -85,9 +85,7 @@ def test_calls_of_the_node(bench, others, figure):
     chance, specs, came_out = random.Random(8), widgets(schema("ToMA")), 0
     for _ in range(CALLS):
         bad = chance.sample(sorted(specs), chance.choice([0, 1, 1, 2, 3]))
-        values = {
-            name: chance.choice(ODD) if name in bad else right(spec, chance) for name, spec in specs.items()
-        }
+        values = {name: chance.choice(ODD) if name in bad else right(spec, chance) for name, spec in specs.items()}
         model = chance.choice(others) if chance.random() < 0.1 else chance.choice(list(bench.models.values()))
         came_out += call_node(model, values)
     assert CALLS // 20 < came_out < CALLS * 19 // 20, came_out
@@ -96,9 +94,7 @@ def test_calls_of_the_node(bench, others, figure):
 
 @settings(max_examples=200, **QUICK)
 @given(
-    name=st.sampled_from(
-        ["ratio", "tile_size", "reselect_every", "start_percent", "merge", "preset", "carry_detail"]
-    ),
+    name=st.sampled_from(["ratio", "tile_size", "reselect_every", "start_percent", "merge", "preset", "carry_detail"]),
     value=st.one_of(st.floats(), st.integers(), st.text(), st.binary(), st.lists(st.floats()), st.none()),
 )
 def test_values_that_hypothesis_thinks_of(bench, name, value):

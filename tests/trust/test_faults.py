@@ -65,9 +65,7 @@ def check_next_run(patched, fresh, alive: int, what: str, figure) -> None:
     patched.model_options["toma"].reports.clear()
     assert tensors_alive() <= alive, f"{what} left tensors behind"
     SURVIVED.append(what)
-    figure(
-        "faults survived in process", f"{len(SURVIVED)}: the next run equals a fresh one, nothing is alive"
-    )
+    figure("faults survived in process", f"{len(SURVIVED)}: the next run equals a fresh one, nothing is alive")
 
 
 def fresh_run(patched):

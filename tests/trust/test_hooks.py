@@ -25,9 +25,7 @@ def with_lora(bench, name: str, frames: list[tuple[float, float]]) -> list:
     file = bench.file("loras", name, bench.lora)
     hooks, schedule = node("CreateHookLora", lora_name=file, strength_model=1.0, strength_clip=0.0), None
     for strength, start in frames:
-        schedule = node(
-            "CreateHookKeyframe", strength_mult=strength, start_percent=start, prev_hook_kf=schedule
-        )
+        schedule = node("CreateHookKeyframe", strength_mult=strength, start_percent=start, prev_hook_kf=schedule)
     hooks = node("SetHookKeyframes", hooks=hooks, hook_kf=schedule)
     prompt = builders.conditioning(bench.models[name], 1)
     about = {"strength": 1.0, "set_cond_area": "default", "hooks": hooks}
@@ -57,13 +55,9 @@ def test_a_scheduled_lora_acts_on_its_schedule(bench, figure, name):
     never, late, always = (sample(bench, name, model, frames) for frames in (NEVER, LATE, ALWAYS))
     switched = first_apart(never, late)
     assert 0 < switched < RUN["steps"] and first_apart(never, always) == 0
-    assert composing.far(late[-1], never[-1]) > 10 * composing.NEGLIGIBLE, (
-        "the LoRA does too little to be seen"
-    )
+    assert composing.far(late[-1], never[-1]) > 10 * composing.NEGLIGIBLE, "the LoRA does too little to be seen"
 
-    toma_never, toma_late, toma_always = (
-        sample(bench, name, merged, frames) for frames in (NEVER, LATE, ALWAYS)
-    )
+    toma_never, toma_late, toma_always = (sample(bench, name, merged, frames) for frames in (NEVER, LATE, ALWAYS))
     report = merged.model_options["toma"].reports[-2]
     assert report.tokens and all(after < all_ for all_, after in report.tokens.values())
     assert first_apart(toma_never, toma_late) == switched and first_apart(toma_never, toma_always) == 0

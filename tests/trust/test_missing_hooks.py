@@ -19,9 +19,7 @@ def test_each_hook_is_missed_in_one_line(tmp_path, figure):
     from comfyui_toma.toma_core.patcher.needs import NEEDS, RELEASE
 
     hooks = [*NEEDS, "comfy.ldm.chroma.model:"]  # the last one: a whole module
-    ran = subprocess.run(
-        [sys.executable, SCRIPT, tmp_path, *hooks], capture_output=True, text=True, timeout=400
-    )
+    ran = subprocess.run([sys.executable, SCRIPT, tmp_path, *hooks], capture_output=True, text=True, timeout=400)
     assert ran.returncode == 0, ran.stderr
     found = json.loads(ran.stdout.splitlines()[-1])
     assert found.pop("all there") == {"loaded": [True, True], "nodes": ["ToMA", "TrustModel"], "log": []}

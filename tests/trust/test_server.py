@@ -26,9 +26,7 @@ def trusty(tmp_path_factory):
         yield running
 
 
-def graph(
-    kind="sdxl", seed=0, fault="none", at=1, steps=STEPS, width=128, batch=1, toma=None, meeting=""
-) -> dict:
+def graph(kind="sdxl", seed=0, fault="none", at=1, steps=STEPS, width=128, batch=1, toma=None, meeting="") -> dict:
     widgets = {
         "preset": "custom", "ratio": 0.5, "tile_size": "8", "reselect_every": 3, "reweight_every": 3,
         "start_percent": 0.0, "end_percent": 1.0, "merge": "whole block", "budget": "equal", "skip_first_blocks": 0,
@@ -197,9 +195,7 @@ def test_bad_prompts(trusty, fresh, figure):
 JSON = {"Content-Type": "application/json"}
 
 
-def answer(
-    server, body: bytes, headers: dict | None = None, path: str = "/toma/live", method: str = "POST"
-) -> int:
+def answer(server, body: bytes, headers: dict | None = None, path: str = "/toma/live", method: str = "POST") -> int:
     """The status of a request, which must not harm the server."""
     request = urllib.request.Request(server.url + path, body, {**JSON, **(headers or {})}, method=method)
     try:
@@ -247,9 +243,7 @@ def test_our_route_refuses(trusty, figure):
 
 
 def test_there_is_one_route_and_it_takes_no_path(trusty):
-    routes = trusty.queue({"1": {"class_type": "TrustRoutes", "inputs": {"pack": PACK_NAME}}}).outputs["1"][
-        "routes"
-    ]
+    routes = trusty.queue({"1": {"class_type": "TrustRoutes", "inputs": {"pack": PACK_NAME}}}).outputs["1"]["routes"]
     assert sorted(routes) == ["POST /api/toma/live", "POST /toma/live"]
     for path in ("/toma", "/toma/", "/toma/live/", "/toma/live/..%2f..%2fpyproject.toml", "/toma/live/x"):
         assert answer(trusty, wish(), path=path) in (404, 405), path

@@ -98,13 +98,9 @@ def setting(grid=PLAIN, batch=2, dtype=torch.float32, channels=24):
 
 
 def test_the_recorder_sees_what_is_forbidden():
-    ops = recorded(
-        lambda: [torch.rand(9).sort(), torch.rand(9).nonzero(), torch.rand(1).item(), torch.rand(9).topk(2)]
-    )
+    ops = recorded(lambda: [torch.rand(9).sort(), torch.rand(9).nonzero(), torch.rand(1).item(), torch.rand(9).topk(2)])
     assert {"sort", "nonzero", "_local_scalar_dense", "topk"} <= set(ops)
-    assert not {"sort", "topk", "nonzero", "_local_scalar_dense", "scatter", "index_put", "index"} & (
-        ADAPTIVE | ALSO
-    )
+    assert not {"sort", "topk", "nonzero", "_local_scalar_dense", "scatter", "index_put", "index"} & (ADAPTIVE | ALSO)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -273,9 +269,7 @@ def peak_memory(function, folder) -> int:
     trace = folder / "trace.json"
     profile.export_chrome_trace(str(trace))
     events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
-    memory = sorted(
-        (e["ts"], e["args"]) for e in events if e["name"] == "[memory]" and e["args"]["Device Type"] == 0
-    )
+    memory = sorted((e["ts"], e["args"]) for e in events if e["name"] == "[memory]" and e["args"]["Device Type"] == 0)
     start = memory[0][1]["Total Allocated"] - memory[0][1]["Bytes"]
     return max(args["Total Allocated"] for _, args in memory) - start
 
@@ -290,9 +284,7 @@ def test_the_account_of_memory_is_right(tmp_path):
 
 
 @pytest.mark.parametrize("budget", ["equal", "adaptive"])
-@pytest.mark.parametrize(
-    "channels, dtype", [(640, torch.float32), (3072, torch.bfloat16)], ids=["sdxl", "flux"]
-)
+@pytest.mark.parametrize("channels, dtype", [(640, torch.float32), (3072, torch.bfloat16)], ids=["sdxl", "flux"])
 def test_a_selection_needs_less_than_64_mib(channels, dtype, budget, tmp_path):
     """64x64 tokens, tile 8, batch 2; the features in tiles are the caller's."""
     tiles, x, keep = setting((64, 64, 8, 0.5), 2, dtype, channels)

@@ -91,9 +91,7 @@ def test_properties(height, width, tile, ratio, temperature, budget, dtype):
     assert (merge.sizes >= 1 - 1e-6).all(), "a destination represents itself"
     assert (merge.assignment.gather(1, merge.kept) == torch.arange(rows)).all()
     ones = torch.ones_like(x)
-    assert torch.allclose(merge.unmerge(merge.merge(ones)), ones, atol=near), (
-        "rows of M and columns of A sum to 1"
-    )
+    assert torch.allclose(merge.unmerge(merge.merge(ones)), ones, atol=near), "rows of M and columns of A sum to 1"
 
 
 @pytest.mark.parametrize("budget", ["equal", "adaptive"])

@@ -28,11 +28,7 @@ def test_ssim_against_the_definition(noise):
     torch.manual_seed(0)
     a = torch.rand(2, 24, 31, 3)
     b = (a + noise * torch.randn_like(a)).clamp(0, 1)
-    each = [
-        slow_ssim(a[i, ..., c].double().numpy(), b[i, ..., c].double().numpy())
-        for i in (0, 1)
-        for c in range(3)
-    ]
+    each = [slow_ssim(a[i, ..., c].double().numpy(), b[i, ..., c].double().numpy()) for i in (0, 1) for c in range(3)]
     assert ssim(a, b) == pytest.approx(numpy.mean(each), abs=1e-6)
     assert ssim(a[0], b[0]) == pytest.approx(numpy.mean(each[:3]), abs=1e-6)
 

@@ -136,9 +136,7 @@ def assert_distinct_real_tokens(d, wanted: int, tiles: Tiles) -> None:
         picked = [order[t, i] for t in range(tiles.count) for i in index[t][slots[t]]]
         assert len({int(token) for token in picked}) == d.keep
         if tiles.real is not None:
-            assert all(tiles.real[t][index[t][slots[t]]].all() for t in range(tiles.count)), (
-                "padding was picked"
-            )
+            assert all(tiles.real[t][index[t][slots[t]]].all() for t in range(tiles.count)), "padding was picked"
 
 
 def used_picks(d) -> list[list[set[int]]]:
@@ -261,8 +259,7 @@ def test_adaptive_is_greedy_for_the_image(side, keep):
     ]
     orders = [slow_greedy(x[0, t, : held[t]], min(cap, held[t])) for t in range(tiles.count)]
     values = [
-        [value(x[0, t, : held[t]], torch.tensor(o[: k + 1])) for k in range(len(o))]
-        for t, o in enumerate(orders)
+        [value(x[0, t, : held[t]], torch.tensor(o[: k + 1])) for k in range(len(o))] for t, o in enumerate(orders)
     ]
     gains = sorted((float(b - a) for v in values for a, b in zip(v, v[1:], strict=False)), reverse=True)
     best = sum(float(v[0]) for v in values) + sum(gains[: keep - tiles.count])

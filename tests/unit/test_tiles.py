@@ -28,9 +28,7 @@ def test_each_token_is_in_one_tile_with_at_most_one_padding(height, width, tile,
     held = real.sum(-1)
     assert held.max() == tiles.size and held.min() >= tiles.size - 1
     for places, there in zip(order, real, strict=True):
-        assert set(places[~there].tolist()) <= set(places[there].tolist()), (
-            "padding repeats a token of its tile"
-        )
+        assert set(places[~there].tolist()) <= set(places[there].tolist()), "padding repeats a token of its tile"
 
 
 @given(sides, sides, tile_sizes, shifts)

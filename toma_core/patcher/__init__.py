@@ -91,6 +91,4 @@ def _attention(options: dict) -> str:
     from comfy.ldm.modules.attention import optimized_attention
 
     name = optimized_attention.__name__.removeprefix("attention_")
-    return f"attention: {name}" + (
-        " (overridden by another node)" if "optimized_attention_override" in options else ""
-    )
+    return f"attention: {name}" + (" (overridden by another node)" if "optimized_attention_override" in options else "")

@@ -48,9 +48,7 @@ class Listener(Protocol):
 
 
 UNASKED = "another node runs the model in a way of its own, so that this run was never asked"
-NO_BLOCKS = (
-    "no tokens were merged: no block of the model came by, another node runs the model in a way of its own"
-)
+NO_BLOCKS = "no tokens were merged: no block of the model came by, another node runs the model in a way of its own"
 
 
 class Run:
@@ -94,16 +92,12 @@ class Run:
 
     # --------------------------------------------------------------------- the guider's answer
 
-    def predict_noise(
-        self, executor, x: Tensor, timestep: Tensor, model_options: dict = {}, seed=None
-    ) -> Tensor:  # noqa: B006
+    def predict_noise(self, executor, x: Tensor, timestep: Tensor, model_options: dict = {}, seed=None) -> Tensor:
         """Wraps the guider: the clean estimate for x [B, C, ...] at the sigma `timestep` [B], forecast or computed."""
         guider = executor.class_obj
         sigmas = model_options.get("transformer_options", {}).get("sample_sigmas")
         if sigmas is None or x.requires_grad:
-            why = (
-                "the latent asks for gradients, as in training" if x.requires_grad else "there is no schedule"
-            )
+            why = "the latent asks for gradients, as in training" if x.requires_grad else "there is no schedule"
             self.note(f"nothing is forecast or merged: {why}")
             return executor(x, timestep, model_options, seed)
         self._begin(guider, sigmas)
@@ -122,9 +116,7 @@ class Run:
             return self.forecast.give(moment.place, moment.weight)
         return self._compute(executor, (x, timestep, model_options, seed), decision, moment, entry)
 
-    def _compute(
-        self, executor, arguments: tuple, decision: Decision, moment: Moment, entry: Evaluated
-    ) -> Tensor:
+    def _compute(self, executor, arguments: tuple, decision: Decision, moment: Moment, entry: Evaluated) -> Tensor:
         """The model's own answer. It grades the forecast that would have stood in its place."""
         self.decision, self.passes = decision, {}
         calls, inner, before = self.calls, self.inner_calls, self._flops()
@@ -144,12 +136,8 @@ class Run:
     def _observe(self, answer: Tensor, moment: Moment) -> Tensor:
         """Takes the answer into the history; what the sampler gets is corrected by the errors of forecasts before it."""
         if self.record and self.forecast.anchors:
-            error = (self.forecast.at(moment.place) - answer).abs().mean(1) / answer.abs().mean().clamp_min(
-                1e-20
-            )
-            self.report.error_maps.append(
-                ErrorMap(moment.step, error.unsqueeze(1) if error.ndim == 3 else error)
-            )
+            error = (self.forecast.at(moment.place) - answer).abs().mean(1) / answer.abs().mean().clamp_min(1e-20)
+            self.report.error_maps.append(ErrorMap(moment.step, error.unsqueeze(1) if error.ndim == 3 else error))
         corrected = self.forecast.corrected(moment.place, moment.weight, answer)
         self.grade = self.forecast.observe(moment.place, answer)
         return corrected
@@ -164,9 +152,7 @@ class Run:
         if self.family.why_unmerged and self.settings.ratio:
             self.note(f"tokens are not merged: {self.family.why_unmerged}")
         elif self.family.places and all(place.skipped for place in self.family.places):
-            self.note(
-                f"tokens are not merged: skip_first_blocks leaves none of the {len(self.family.places)} blocks"
-            )
+            self.note(f"tokens are not merged: skip_first_blocks leaves none of the {len(self.family.places)} blocks")
 
     def _read(self, timestep: Tensor) -> float:
         """This evaluation's sigma, and the grade of the last one that ran: the one time in a step that the host waits
@@ -234,9 +220,7 @@ class Run:
         self._count(evaluation, x)
         return out
 
-    def _network(
-        self, evaluation: Evaluation, executor, x, t, c_concat, c_crossattn, control, options, inputs
-    ):
+    def _network(self, evaluation: Evaluation, executor, x, t, c_concat, c_crossattn, control, options, inputs):
         options = {**options, KEY: evaluation}
         rides = isinstance(self.family, DiTFamily) and evaluation.copies and evaluation.merges
         if rides:
@@ -279,15 +263,8 @@ class Run:
         """What the plan says, except that a chunk which missed its turn (its prompt starts later) takes it now."""
         family, rides = self.family, isinstance(self.family, DiTFamily) and self.settings.rides
         grid = family.grid(tuple(x.shape)) if isinstance(family, DiTFamily) else (0, 0)
-        leave = Evaluation(
-            self.settings, Action.LEAVE, Kept(len(keys)), copies=rides, grid=grid, inputs=inputs
-        )
-        if (
-            not merges
-            or self.decision is None
-            or self.decision.kind is not Kind.MERGED
-            or family.why_unmerged
-        ):
+        leave = Evaluation(self.settings, Action.LEAVE, Kept(len(keys)), copies=rides, grid=grid, inputs=inputs)
+        if not merges or self.decision is None or self.decision.kind is not Kind.MERGED or family.why_unmerged:
             return leave
         why = family.why_not(x, options, inputs)
         if why:

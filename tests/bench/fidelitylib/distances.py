@@ -31,9 +31,7 @@ class Inception:
         self.network = torch.jit.load(str(path)).eval()
 
     def __call__(self, pictures: Tensor) -> Tensor:
-        x = F.interpolate(
-            pictures.movedim(-1, 1).float() * 2 - 1, (299, 299), mode="bilinear", antialias=True
-        )
+        x = F.interpolate(pictures.movedim(-1, 1).float() * 2 - 1, (299, 299), mode="bilinear", antialias=True)
         return torch.cat([self.network(part) for part in x.split(8)])
 
 

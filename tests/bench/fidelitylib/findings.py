@@ -72,9 +72,7 @@ def _short_runs(find: Find) -> Iterator[tuple[str, str, int]]:
         if merged and fewer:
             merged, fewer = over_same_prompts(merged, fewer)
             lpips, psnr = (paired(merged, fewer, measure) for measure in ("lpips", "psnr"))
-            text = (
-                f"of {short} steps, merged at {merged['speedup']:.2f}x: {_distance(merged)}; {dropped} steps "
-            )
+            text = f"of {short} steps, merged at {merged['speedup']:.2f}x: {_distance(merged)}; {dropped} steps "
             text += f"({fewer['speedup']:.2f}x): {_distance(fewer)}; {_told(lpips, psnr)}"
             yield _closer(lpips, psnr), text, merged["prompts"]
 
@@ -88,9 +86,7 @@ def _stacking(find: Find) -> Iterator[tuple[str, str, int]]:
         kept = both["speedup"] / alone["speedup"]
         far = [root_error(row) for row in (alone, merged, both)]
         over = [b - a - m for a, m, b in zip(*(row["each"]["lpips"] for row in (alone, merged, both)))]
-        text = (
-            f"balanced on {first}: {kept:.2f}x on top of {alone['speedup']:.2f}x; LPIPS {both['lpips']:.4f} "
-        )
+        text = f"balanced on {first}: {kept:.2f}x on top of {alone['speedup']:.2f}x; LPIPS {both['lpips']:.4f} "
         text += f"of {alone['lpips']:.4f} + {merged['lpips']:.4f} ({mean(over):+.4f} ± {standard_error(over):.4f}), "
         text += f"root mean square {far[2]:.4f} of {far[0]:.4f} + {far[1]:.4f}"
         bounded = kept >= 0.9 * merged["speedup"] and far[2] < far[0] + far[1]

@@ -34,17 +34,11 @@ def command_line(about: str) -> argparse.ArgumentParser:
         "--from", dest="first", type=int, default=0, choices=range(0, MOST_PROMPTS, BATCH), metavar="N",
         help=f"of these leave out the first N, a multiple of {BATCH}; --read puts such parts together",
     )  # fmt: skip
-    parser.add_argument(
-        "--minutes", type=_not_negative, default=float("inf"), help="draw no longer than that"
-    )
+    parser.add_argument("--minutes", type=_not_negative, default=float("inf"), help="draw no longer than that")
     parser.add_argument("--cfg", type=_not_negative, help="guidance; Flux has 1, the UNet 2.5")
-    parser.add_argument(
-        "--tune", action="store_true", help="the prompts that settings are tuned on, not the others"
-    )
+    parser.add_argument("--tune", action="store_true", help="the prompts that settings are tuned on, not the others")
     parser.add_argument("--weights", type=Path, help="another checkpoint of the one --model")
-    parser.add_argument(
-        "--try", dest="tries", action="append", metavar="ratio=0.5,...", help="only these settings"
-    )
+    parser.add_argument("--try", dest="tries", action="append", metavar="ratio=0.5,...", help="only these settings")
     parser.add_argument(
         "--only",
         nargs="+",
@@ -54,9 +48,7 @@ def command_line(about: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--read", type=Path, nargs="+", metavar="FILE", help="rows of earlier --json files; draws nothing"
     )
-    parser.add_argument(
-        "--write", type=Path, metavar="README.md", help="put the table between its markers there"
-    )
+    parser.add_argument("--write", type=Path, metavar="README.md", help="put the table between its markers there")
     return parser
 
 
@@ -92,15 +84,11 @@ def _check_files(options: argparse.Namespace, narrowed: list[str]) -> None:
         if not options.write.is_file():
             raise ValueError(f"--write: there is no file {options.write}")
         if narrowed:
-            raise ValueError(
-                f"--write: the table wants all that can be drawn: leave out {', '.join(narrowed)}"
-            )
+            raise ValueError(f"--write: the table wants all that can be drawn: leave out {', '.join(narrowed)}")
         if options.json and options.json.resolve() == options.write.resolve():
             raise ValueError("--json and --write: name two files")
         if not report.has_place(options.write.read_text(encoding="utf-8")):
-            raise ValueError(
-                f"--write: {options.write} has no {report.BEGIN} ... {report.END} to write between"
-            )
+            raise ValueError(f"--write: {options.write} has no {report.BEGIN} ... {report.END} to write between")
 
 
 def _check_drawing(options: argparse.Namespace) -> None:

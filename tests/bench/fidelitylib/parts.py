@@ -39,9 +39,7 @@ def _followed_by(row: dict, more: dict) -> dict:
     for what in ALIKE:
         pair = [part.get(what, OLD.get(what)) for part in (row, more)]
         if pair[0] != pair[1] and None not in pair:
-            raise SystemExit(
-                f"{name} comes with {what} {pair[0]} and with {pair[1]}: read only one of the two."
-            )
+            raise SystemExit(f"{name} comes with {what} {pair[0]} and with {pair[1]}: read only one of the two.")
     if begin == _first(more):
         raise SystemExit(f"{name} comes twice from prompt {begin} on: read only one of the two.")
     if end < _first(more):

@@ -138,16 +138,12 @@ def points(family: str, quick: bool = False) -> list[Point]:
     skip = 1 if family == "flux" else None
 
     def paper(wanted: float, against: str) -> Point:
-        return Point(
-            "paper", at_speed(family, PRESETS["paper"][family], wanted), against=against, skip_in_demo=skip
-        )
+        return Point("paper", at_speed(family, PRESETS["paper"][family], wanted), against=against, skip_in_demo=skip)
 
     def rival(name: str, against: str) -> Point:
         wanted = speeds[against]
         if name == "pooling":  # only whole pairs or fours can be pooled
-            return Point(
-                name, until_speed(family, _every_step(0.5 if wanted < 1.7 else 0.75), wanted), against=against
-            )
+            return Point(name, until_speed(family, _every_step(0.5 if wanted < 1.7 else 0.75), wanted), against=against)
         return Point(name, at_speed(family, _every_step(), wanted), against=against)
 
     found = [Point(name, presets[name]) for name in OURS]
@@ -166,14 +162,9 @@ def points(family: str, quick: bool = False) -> list[Point]:
     found.append(Point("easycache", cache=CACHE))
     found.append(Point("balanced on easycache", presets["balanced"], cache=CACHE))
     found += [Point(name, ours[name]) for name in ENDS] + [paper(speeds[name], name) for name in ENDS]
-    found += [
-        Point(name + CARRIED, presets["balanced"], against="balanced") for name in ("random", "regular")
-    ]
+    found += [Point(name + CARRIED, presets["balanced"], against="balanced") for name in ("random", "regular")]
     for how, method in REUSE.items():
-        found += [
-            Point(method, reused(family, presets[name], speeds[name]), reuse=how, against=name)
-            for name in OURS
-        ]
+        found += [Point(method, reused(family, presets[name], speeds[name]), reuse=how, against=name) for name in OURS]
     found += [rival(name, against) for against in ("fast", "quality", *ENDS, "balanced") for name in RIVALS]
     found.append(Point("keys and values", keys_and_values=0.75))
     return found

@@ -11,9 +11,7 @@ from .watch import CLOCKS
 GRIDS = {"SDXL": ((64, 640), (32, 1280)), "Flux": ((64, 3072), (64, 3072))}  # one set each, at 1024 px
 
 
-def measure(
-    tiles: tuple[int, ...], steps: dict[str, float], ratio: float = 0.5, rounds: int = 3, clock: str = "wall"
-):
+def measure(tiles: tuple[int, ...], steps: dict[str, float], ratio: float = 0.5, rounds: int = 3, clock: str = "wall"):
     """Rows; `steps` are the seconds of an unmerged step of each model. Random tokens: the time is the same."""
     from comfyui_toma.toma_core.merge import weigh
     from comfyui_toma.toma_core.selection import keep_count, select, similarity

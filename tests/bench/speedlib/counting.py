@@ -108,11 +108,7 @@ def _tensors(value) -> list[torch.Tensor]:
         return [value]
     if isinstance(value, dict):
         value = value.values()
-    return (
-        [t for part in value for t in _tensors(part)]
-        if isinstance(value, (tuple, list, type({}.values())))
-        else []
-    )
+    return [t for part in value for t in _tensors(part)] if isinstance(value, (tuple, list, type({}.values()))) else []
 
 
 def _bytes(tensor: torch.Tensor) -> int:

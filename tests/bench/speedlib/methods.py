@@ -48,21 +48,15 @@ def toma(ratio: float, tile: int = 8, name: str = "toma") -> Method:
         reweight_every=1,
         skip_first_blocks=0,
     )
-    return Method(
-        name, partial(_toma, settings), ratio, where="whole block", note="chosen anew at every step"
-    )
+    return Method(name, partial(_toma, settings), ratio, where="whole block", note="chosen anew at every step")
 
 
 def carried(ratio: float) -> Method:
     """Four steps, every other one merged: the last is one that carries detail along its drift."""
     from comfyui_toma.toma_core.settings import Settings
 
-    settings = Settings(
-        ratio=ratio, tile_size=CARRIED_TILE, reselect_every=2, reweight_every=2, skip_first_blocks=0
-    )
-    return Method(
-        "toma carried", partial(_toma, settings), ratio, steps=4, where="whole block", note="carry_detail"
-    )
+    settings = Settings(ratio=ratio, tile_size=CARRIED_TILE, reselect_every=2, reweight_every=2, skip_first_blocks=0)
+    return Method("toma carried", partial(_toma, settings), ratio, steps=4, where="whole block", note="carry_detail")
 
 
 def paper(family: str) -> Method:
@@ -98,9 +92,7 @@ def _around_blocks(around: Around, model):
         for path, module in network.named_modules():
             if type(module).__name__ == "BasicTransformerBlock":
                 path = f"diffusion_model.{path}.forward"
-                original = model.get_model_object(
-                    path
-                )  # not what an earlier method may have left in its place
+                original = model.get_model_object(path)  # not what an earlier method may have left in its place
                 model.add_object_patch(path, partial(_unet_seam, around, original))
         return model
     for kind, blocks in (("double_block", network.double_blocks), ("single_block", network.single_blocks)):
@@ -109,9 +101,7 @@ def _around_blocks(around: Around, model):
     return model
 
 
-def _unet_seam(
-    around: Around, forward: Callable, x: Tensor, context=None, transformer_options=None
-) -> Tensor:
+def _unet_seam(around: Around, forward: Callable, x: Tensor, context=None, transformer_options=None) -> Tensor:
     grid = tuple(transformer_options["activations_shape"][2:])
     return around(x, grid, lambda y: forward(y, context=context, transformer_options=transformer_options))
 
@@ -171,9 +161,7 @@ def _shorter(around: Around, model):
         def run(y: Tensor) -> None:
             rows = start + y.shape[1]
             result.update(
-                extra["original_block"](
-                    {**args, "img": image[:, :rows], "pe": args["pe"][:, :, : text + y.shape[1]]}
-                )
+                extra["original_block"]({**args, "img": image[:, :rows], "pe": args["pe"][:, :, : text + y.shape[1]]})
             )
 
         around(image[:, start:], None, run)
@@ -231,9 +219,7 @@ def tomesd_attention(ratio: float) -> Method:
         model.set_model_attn1_output_patch(lambda n, extra_options: unmerges.pop()(n))
         return model
 
-    return Method(
-        "tomesd attention", make, ratio, where="attention only", note="its matching where it puts it"
-    )
+    return Method("tomesd attention", make, ratio, where="attention only", note="its matching where it puts it")
 
 
 def todo() -> Method:

@@ -26,9 +26,7 @@ def draw(rows: list[dict], folder: Path, stem: str) -> list[Path]:
     written = []
     for name, panel in (("ratio", _by_ratio), ("resolution", _by_resolution)):
         figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
-        drawn = [
-            panel(axis, model, [r for r in rows if r["model"] == model]) for axis, model in zip(axes, MODELS)
-        ]
+        drawn = [panel(axis, model, [r for r in rows if r["model"] == model]) for axis, model in zip(axes, MODELS)]
         for suffix in ("png", "svg") if any(drawn) else ():
             folder.mkdir(parents=True, exist_ok=True)
             written.append(folder / f"{stem}-{name}.{suffix}")
@@ -65,9 +63,7 @@ def _by_ratio(axis, model: str, rows: list[dict]) -> bool:
 
 
 def _by_resolution(axis, model: str, rows: list[dict]) -> bool:
-    square = [
-        r for r in rows if r["part"] == "step" and r["batch"] == 1 and len(set(r["size"].split("x"))) == 1
-    ]
+    square = [r for r in rows if r["part"] == "step" and r["batch"] == 1 and len(set(r["size"].split("x"))) == 1]
     drawn = False
     for method, ratio in (("none", None), ("toma", 0.5), ("shorter", 0.5)):
         here = [r for r in square if r["method"] == method and r["ratio"] == ratio]

@@ -50,12 +50,8 @@ def bars(rows: list[dict], choosing: list[dict]) -> list[Bar]:
                     found.append(Bar(f"{what}: over {rival}", row["speedup"] / other["speedup"], OVER_TOMESD))
         if row["shares"]:
             shares = row["shares"]
-            found.append(
-                Bar(f"{what}: merge and unmerge, %", shares["merge"] + shares["unmerge"], MERGING, True)
-            )
-            found.append(
-                Bar(f"{what}: select and weigh, %", shares["select"] + shares["weigh"], CHOOSING, True)
-            )
+            found.append(Bar(f"{what}: merge and unmerge, %", shares["merge"] + shares["unmerge"], MERGING, True))
+            found.append(Bar(f"{what}: select and weigh, %", shares["select"] + shares["weigh"], CHOOSING, True))
         found.append(Bar(f"{what}: not slower than no node", row["speedup"], 1.0))
     for row in choosing:
         if row["tile"] == 0:
@@ -75,9 +71,7 @@ def _number(value: float | None, how: str) -> str:
 
 def table(rows: list[dict]) -> str:
     head = f"{'part':16}{'size':>10}  {'method':18}{'ratio':>6}{'seconds':>9}{'+-%':>5}{'speed-up':>9}{'ideal':>7}"
-    head += (
-        f"{'of it':>7}{'of short':>9}" + "".join(f"{name + ' %':>10}" for name in OURS) + f"{'MB':>6}  remark"
-    )
+    head += f"{'of it':>7}{'of short':>9}" + "".join(f"{name + ' %':>10}" for name in OURS) + f"{'MB':>6}  remark"
     lines, title = [], None
     order = list(dict.fromkeys((r["group"], r["basis"]) for r in rows))
     for row in sorted(rows, key=lambda r: order.index((r["group"], r["basis"]))):
@@ -99,13 +93,9 @@ def table(rows: list[dict]) -> str:
 
 
 def choosing_table(found: Iterable[dict]) -> str:
-    lines = [
-        f"{'model':6}{'grid':>8}{'tile':>6}{'ratio':>7}{'select ms':>11}{'weigh ms':>10}{'% of a step':>13}"
-    ]
+    lines = [f"{'model':6}{'grid':>8}{'tile':>6}{'ratio':>7}{'select ms':>11}{'weigh ms':>10}{'% of a step':>13}"]
     for row in found:
-        line = (
-            f"{row['model']:6}{row['grid']:>8}{row['tile']:>6}{row['ratio']:>7g}{row['select'] * 1e3:>11.1f}"
-        )
+        line = f"{row['model']:6}{row['grid']:>8}{row['tile']:>6}{row['ratio']:>7g}{row['select'] * 1e3:>11.1f}"
         lines.append(f"{line}{row['weigh'] * 1e3:>10.1f}{row['share']:>13.2f}")
     return "\n".join(lines)
 
@@ -121,9 +111,7 @@ def growth(rows: list[dict]) -> str:
         )
         for size in sizes:
             none = next((r for r in here if r["size"] == size and r["method"] == "none"), None)
-            ours = next(
-                (r for r in here if r["size"] == size and r["method"] == "toma" and r["ratio"] == 0.5), None
-            )
+            ours = next((r for r in here if r["size"] == size and r["method"] == "toma" and r["ratio"] == 0.5), None)
             if none and ours:
                 shares = sum((ours["shares"] or {}).values())
                 line = f"{model:6}{size:>10}{none['seconds']:>9.2f} s{ours['seconds']:>9.2f} s{ours['speedup']:>7.2f}x"

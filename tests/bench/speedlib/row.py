@@ -53,9 +53,7 @@ def make(group: Group, method: Method, part: str, seconds: list, base: list, min
 
 
 def failed(group: Group, method: Method, error: str) -> dict:
-    empty = dict.fromkeys(
-        ("seconds", "spread", "speedup", "ideal", "of_ideal", "of_shorter", "shares", "memory")
-    )
+    empty = dict.fromkeys(("seconds", "spread", "speedup", "ideal", "of_ideal", "of_shorter", "shares", "memory"))
     size = f"{group.size[0]}x{group.size[1]}"
     about = {
         "model": MODELS[group.family],
@@ -78,10 +76,7 @@ def _ideal(group: Group, method: Method, part: str) -> float | None:
         tokens = fullsize.flux_tokens(group.size)
         kept = fullsize.keep_count(tokens, method.ratio)
         kind = part.split()[0]
-        return (
-            fullsize.flux_block(kind, tokens).total()
-            / fullsize.flux_block(kind, tokens, method.where, kept).total()
-        )
+        return fullsize.flux_block(kind, tokens).total() / fullsize.flux_block(kind, tokens, method.where, kept).total()
     channels = int(part.split()[1])
     height, width = fullsize.unet_grids(group.size)[fullsize.SDXL_CHANNELS.index(channels)]
     tokens = height * width
@@ -150,9 +145,5 @@ def of_shorter(row: dict, found: list[dict]) -> None:
         return
     same = ("group", "part", "size", "batch", "ratio")
     for other in found:
-        if (
-            other["method"] == "shorter"
-            and all(other[k] == row[k] for k in same)
-            and other["basis"] == row["basis"]
-        ):
+        if other["method"] == "shorter" and all(other[k] == row[k] for k in same) and other["basis"] == row["basis"]:
             row["of_shorter"] = row["speedup"] / other["speedup"]

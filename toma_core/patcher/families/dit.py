@@ -120,9 +120,7 @@ class DiTFamily(Family):
 
     # ----------------------------------------------------------------------- what reaches the network
 
-    def shorter_inputs(
-        self, evaluation: Evaluation, options: dict, control: dict | None
-    ) -> tuple[dict, dict | None]:
+    def shorter_inputs(self, evaluation: Evaluation, options: dict, control: dict | None) -> tuple[dict, dict | None]:
         """Options and ControlNet residuals of a call whose kept tokens ride: what is added between blocks reaches the
         kept tokens, and patches that other nodes have there see all tokens, copies of the kept ones."""
         if not self.settings.rides or not evaluation.merges:
@@ -147,9 +145,7 @@ class DiTFamily(Family):
             return between
 
         if control is not None:
-            control = {
-                kind: [rows(add) for add in adds] for kind, adds in control.items() if isinstance(adds, list)
-            }
+            control = {kind: [rows(add) for add in adds] for kind, adds in control.items() if isinstance(adds, list)}
         patches = options.get("patches", {})
         if "double_block" in patches:
             options = {
@@ -177,9 +173,7 @@ class DiTFamily(Family):
         start = stream.start(Sequence(full, count, evaluation.scratch.get(TEXT), options, evaluation.inputs))
         if start is None or not 0 <= start <= full - count:
             if evaluation.merges:
-                raise Unmergeable(
-                    f"{stream.blocks} are called in a way that does not tell where the image tokens lie"
-                )
+                raise Unmergeable(f"{stream.blocks} are called in a way that does not tell where the image tokens lie")
             return run(args)
         evaluation.beside = full - count
         kept, merge = ours(evaluation.enter, place, tokens[:, start : start + now], evaluation.grid)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
@@ -136,9 +136,7 @@ def _timestep_zero(x: Tensor, options: dict, inputs: dict) -> str | None:
 # --------------------------------------------------------------------------- the table
 
 _TEXT = ("txt_",)
-_DOUBLE = Stream(
-    "double_blocks", "double_block", text="txt", rows={"pe": 2}, masks=("attn_mask",), of_text=_TEXT
-)
+_DOUBLE = Stream("double_blocks", "double_block", text="txt", rows={"pe": 2}, masks=("attn_mask",), of_text=_TEXT)
 _SINGLE = Stream("single_blocks", "single_block", start=_after_text, rows={"pe": 2}, masks=("attn_mask",))
 
 ENTRIES: list[Entry] = [

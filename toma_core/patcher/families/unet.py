@@ -87,9 +87,7 @@ class UNetFamily(Family):
 
     def other_flops(self, latent: tuple[int, ...]) -> float:
         height, width = latent[-2:]
-        return 2.0 * sum(
-            weights * -(-height // scale) * -(-width // scale) for weights, scale in self.convolutions
-        )
+        return 2.0 * sum(weights * -(-height // scale) * -(-width // scale) for weights, scale in self.convolutions)
 
 
 def _path(place: Place) -> str:
@@ -144,9 +142,7 @@ class BlockSeam:
         if evaluation.settings.rides or not evaluation.merges or self.place.skipped:
 
             def run_block(tokens: Tensor, merge: Merge | None) -> Tensor:
-                options = (
-                    transformer_options if merge is None else _whole_for_others(transformer_options, merge)
-                )
+                options = transformer_options if merge is None else _whole_for_others(transformer_options, merge)
                 return run(tokens, transformer_options=options)
 
             return through(evaluation, self.place, x, grid, run_block)
@@ -212,9 +208,7 @@ def _whole_for_others(options: dict, merge: Merge) -> dict:
     for layer in ("attn1", "attn2"):
         if _patched(options, layer):
             widen = _tokens_through(layer, partial(ours, whole))
-            options = _around(
-                options, layer, widen, lambda n, extra_options: ours(shorter, n), outermost=True
-            )
+            options = _around(options, layer, widen, lambda n, extra_options: ours(shorter, n), outermost=True)
     middle = options.get("patches", {}).get("middle_patch")
     if middle:
 
