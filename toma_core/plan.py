@@ -16,9 +16,8 @@ from enum import Enum
 from math import ceil, floor, inf, isfinite
 from typing import Protocol
 
-GROWTH = 0.5  # the error of a forecast is expected to grow as this power of (p - p1) (p - p0)
 REACH = 1.5  # how many times further than the last two answers are apart a forecast may go
-SLOW = 0.7  # an error estimate falls by no more than this factor at a time
+SLOW = 0.5  # an error estimate falls by no more than this factor at a time
 PROSPECT = 0.5  # share of the tolerance that a single forecast may cost before forecasting has no prospect
 
 
@@ -119,7 +118,7 @@ class ErrorBudget:
 
     All intervals together then cost no more than the tolerance, however many steps the run has. e is not known before,
     but every evaluation that runs shows the error of the forecast that would have stood in its place, and the error of
-    a line through p0 and p1 grows with (p - p1) (p - p0).
+    a line grows with the distance as `_distance` says.
 
     What may not be forecast runs in full; inside the merge window it is merged, if a forecast of this step alone would
     use up a good part of the whole tolerance: then forecasting has no prospect here (a sampler that adds noise, high
@@ -180,11 +179,12 @@ class ErrorBudget:
 
 
 def _distance(place: float, places: Sequence[float]) -> float:
-    """How far a forecast at `place` reaches, as its error grows; 0 if there is nothing to forecast from."""
+    """How far a forecast at `place` reaches, as its error is expected to grow: m from one answer, and m (m + g) / g along
+    a line through two that are g apart. 0 if there is nothing to forecast from."""
     if not places:
         return 0.0
     ahead = max(place - places[-1], 0.0)
-    return ahead if len(places) < 2 else (ahead * (place - places[-2])) ** GROWTH
+    return ahead if len(places) < 2 else ahead * (place - places[-2]) / (places[-1] - places[-2])
 
 
 def noise_level(sigma: float, flow: bool) -> float:
