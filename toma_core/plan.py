@@ -39,7 +39,7 @@ class Action(str, Enum):
 @dataclass(frozen=True)
 class Moment:
     """One evaluation on the schedule. `place` runs from 0, pure noise, to 1; `weight` is the share of the remaining
-    noise that this step removes, and so the share of its answer that stays in the image."""
+    noise that this step removes, and so the share of its answer that the sampler takes in."""
 
     step: int
     steps: int
@@ -110,11 +110,12 @@ class ReuseSchedule:
 class ErrorBudget:
     """Forecasts as much as the tolerance allows, like the step-size controller of an ODE solver.
 
-    A forecast that is off by e changes the image by about weight * e. The forecasts between two computed answers err
-    in the same direction, so their errors add up; those of different intervals don't, so their squares do. Steps are
-    forecast while what their interval costs stays within its share of the schedule:
+    A forecast that is off by e changes the image by about weight * e. The n forecasts between two computed answers err
+    in the same direction, so their errors add up, and each of them shifts what the next is continued for, so they count
+    n times; those of different intervals don't, so their squares add up. Steps are forecast while what their interval
+    costs stays within its share of the schedule:
 
-        sum over the interval of weight * e  <=  tolerance * sqrt(steps of the interval / steps of the run)
+        n * sum over the interval of weight * e  <=  tolerance * sqrt(steps of the interval / steps of the run)
 
     All intervals together then cost no more than the tolerance, however many steps the run has. e is not known before,
     but every evaluation that runs shows the error of the forecast that would have stood in its place, and the error of
@@ -135,7 +136,7 @@ class ErrorBudget:
 
     def next(self, moment: Moment, places: Sequence[float]) -> Decision:
         cost = moment.weight * self._error(moment.place, places)
-        off = (self.cost + cost) / self._allowed(moment)
+        off = (moment.step - self.since) * (self.cost + cost) / self._allowed(moment)
         last = moment.weight >= 1.0
         near = len(places) < 2 or moment.place - places[-1] <= REACH * (places[-1] - places[-2])
         if off <= 1.0 and near and not last:
