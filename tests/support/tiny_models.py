@@ -30,6 +30,7 @@ class Tiny:
     kind: str  # class in comfy.supported_models
     config: dict
     shape: tuple = (16, 16, 16)  # latent without batch: C, [frames,] rows, columns; several: a nested latent
+    result: tuple | None = None  # shape of what sampling gives back, where the latent format makes it another
     text: int | None = 64  # width of the prompt's tokens
     tokens: int = builders.TEXT_TOKENS
     pooled: int | None = None

@@ -164,7 +164,7 @@ CASES = [
     Tiny("hunyuan_image_refiner", "HunyuanImage21Refiner", {**HUNYUAN_15, "in_channels": 128, "out_channels": 64,
                                                            "vision_in_dim": None, "byt5": False,
                                                            "use_cond_type_embedding": False, "meanflow_sum": False},
-         (64, 1, 8, 8), cfg=1.0, detected=True),
+         (64, 1, 8, 8), (32, 1, 8, 8), cfg=1.0, detected=True),
     Tiny("cosmos_predict2_i2v", "CosmosI2VPredict2", {**PREDICT2, "in_channels": 17}, WAN_SHAPE, frame_kept=True),
     Tiny("cosmos_predict2_video", "CosmosT2IPredict2", PREDICT2, WAN_SHAPE),
 ]  # fmt: skip
