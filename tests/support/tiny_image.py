@@ -73,6 +73,71 @@ PREDICT2 = {
     "rope_w_extrapolation_ratio": 4.0, "rope_t_extrapolation_ratio": 1.0, "extra_h_extrapolation_ratio": 1.0,
     "extra_w_extrapolation_ratio": 1.0, "extra_t_extrapolation_ratio": 1.0, "rope_enable_fps_modulation": False,
 }  # fmt: skip
+MAGE = {**QWEN, "image_model": "mage_flow", "in_channels": 128, "out_channels": 128}
+JOY = {
+    "image_model": "joyimage", "in_channels": 16, "hidden_size": 64, "patch_size": [1, 2, 2], "num_layers": 3,
+    "num_attention_heads": 2, "text_dim": 64, "rope_dim_list": [8, 12, 12],
+}  # fmt: skip
+LENS = {
+    "image_model": "lens", "in_channels": 128, "out_channels": 32, "num_layers": 3, "num_attention_heads": 1,
+    "enc_hidden_dim": 32, "multi_layer_encoder_feature": True, "selected_layer_index": (0, 1),
+}  # fmt: skip
+KANDINSKY = {
+    "image_model": "kandinsky5", "model_dim": 128, "time_dim": 64, "ff_dim": 256, "visual_embed_dim": 64,
+    "num_text_blocks": 1, "num_visual_blocks": 3,
+}  # fmt: skip
+IDEOGRAM = {
+    "image_model": "ideogram4", "in_channels": 128, "num_layers": 3, "num_attention_heads": 2,
+    "attention_head_dim": 32, "intermediate_size": 96, "adaln_dim": 32, "llm_features_dim": 64,
+    "rope_theta": 5000000, "mrope_section": [4, 3, 3], "norm_eps": 1e-5,
+}  # fmt: skip
+OMNIGEN = {
+    "image_model": "omnigen2", "axes_dim_rope": [16, 16, 16], "axes_lens": [1024, 1664, 1664],
+    "ffn_dim_multiplier": None, "hidden_size": 96, "in_channels": 16, "multiple_of": 64, "norm_eps": 1e-5,
+    "num_attention_heads": 2, "num_kv_heads": 1, "num_layers": 3, "num_refiner_layers": 1, "out_channels": None,
+    "patch_size": 2, "text_feat_dim": 64, "timestep_scale": 1000.0,
+}  # fmt: skip
+BOOGU = {
+    "image_model": "boogu", "axes_dim_rope": [16, 16, 16], "hidden_size": 96, "multiple_of": 64,
+    "num_attention_heads": 2, "num_kv_heads": 1, "num_layers": 2, "num_double_stream_layers": 2,
+    "num_refiner_layers": 1, "instruction_feat_dim": 64,
+}  # fmt: skip
+ERNIE = {
+    "image_model": "ernie", "hidden_size": 64, "num_attention_heads": 2, "num_layers": 3, "ffn_hidden_size": 96,
+    "text_in_dim": 64, "rope_axes_dim": (8, 12, 12),
+}  # fmt: skip
+HIDREAM = {
+    "image_model": "hidream", "attention_head_dim": 32, "axes_dims_rope": [16, 8, 8], "caption_channels": [64, 64],
+    "max_resolution": [128, 128], "in_channels": 16, "llama_layers": [0, 1, 1, 1], "num_attention_heads": 2,
+    "num_routed_experts": 2, "num_activated_experts": 1, "num_layers": 2, "num_single_layers": 2,
+    "out_channels": 16, "patch_size": 2, "text_emb_dim": 48,
+}  # fmt: skip
+HIDREAM_O1 = {
+    "image_model": "hidream_o1",
+    "text_config_overrides": {
+        "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 2,
+        "num_key_value_heads": 1, "head_dim": 32, "rope_dims": [8, 4, 4],
+    },
+    "vision_config_overrides": {"hidden_size": 64, "intermediate_size": 96, "depth": 1, "num_heads": 2},
+}  # fmt: skip
+PIXART = {
+    "image_model": "pixart_sigma", "num_heads": 2, "patch_size": 2, "hidden_size": 96, "in_channels": 4, "depth": 3,
+    "model_max_length": 16, "input_size": 32, "pe_interpolation": 1, "micro_condition": False,
+    "caption_channels": 64,
+}  # fmt: skip
+HYDIT = {
+    "image_model": "hydit", "depth": 4, "hidden_size": 64, "num_heads": 2, "text_states_dim": 64,
+    "text_states_dim_t5": 48, "text_len": 16, "text_len_t5": 9,
+}  # fmt: skip
+PIXELDIT = {
+    "image_model": "pixeldit_t2i", "num_groups": 2, "hidden_size": 64, "pixel_hidden_size": 4,
+    "pixel_attn_hidden_size": 64, "pixel_num_groups": 2, "patch_depth": 3, "pixel_depth": 1, "patch_size": 16,
+    "txt_embed_dim": 64, "txt_max_length": 32,
+}  # fmt: skip
+Z_IMAGE_PIXELS = {
+    **Z_IMAGE, "image_model": "zimage_pixel", "patch_size": 16, "in_channels": 3, "decoder_in_channels": 768,
+    "decoder_hidden_size": 32, "decoder_num_res_blocks": 2, "decoder_max_freqs": 4,
+}  # fmt: skip
 
 
 def byt5(given: Given) -> dict:
@@ -89,6 +154,17 @@ def padded(given: Given) -> dict:
     return {"attention_mask": mask}
 
 
+def unpadded(given: Given) -> dict:
+    """Some models count the prompt's tokens in its mask."""
+    import torch
+
+    return {"attention_mask": torch.ones(given.shape[0], given.case.tokens, dtype=torch.long)}
+
+
+def unpadded_with_references(given: Given) -> dict:
+    return {**unpadded(given), **references(given)}
+
+
 def small_adapter(network) -> None:
     """Anima's text adapter has a fixed size of 130 million weights."""
     import comfy.ldm.anima.model
@@ -103,6 +179,41 @@ def t5_tokens(given: Given) -> dict:
     import torch
 
     return {"t5xxl_ids": torch.arange(9, dtype=torch.int), "t5xxl_weights": torch.ones(9)}
+
+
+def llama(given: Given) -> dict:
+    return {"conditioning_llama3": given.noise(given.shape[0], 2, given.case.tokens, 64)}
+
+
+def bilingual(given: Given) -> dict:
+    import torch
+
+    ones = torch.ones
+    return {
+        "conditioning_mt5xl": given.noise(given.shape[0], 9, 48), "attention_mask": ones(given.shape[0], 16),
+        "attention_mask_mt5xl": ones(given.shape[0], 9),
+    }  # fmt: skip
+
+
+def size_in_pixels(given: Given) -> dict:
+    return {"width": given.shape[-1] * 8, "height": given.shape[-2] * 8}
+
+
+def o1_tokens(given: Given) -> dict:
+    import torch
+
+    return {"text_input_ids": torch.randint(0, 1000, (1, 9), generator=given.generator)}
+
+
+def low_quality(given: Given) -> dict:
+    """What the decoder PiD starts from: the latent of a picture a quarter as wide."""
+    import torch
+
+    batch, _, rows, columns = given.shape
+    return {
+        "lq_latent": given.noise(batch, 16, rows // 32, columns // 32),
+        "degrade_sigma": torch.tensor([0.1]),
+    }
 
 
 def references_at(method: str):
@@ -145,6 +256,32 @@ CASES = [
     Tiny("sd3", "SD3", SD3, pooled=48, detected=True),
     Tiny("sd35_medium", "SD3", {**SD3, "x_block_self_attn_layers": [0, 1]}, pooled=48, detected=True),
     Tiny("auraflow", "AuraFlow", AURA, (4, 16, 16)),
+    Tiny("mage_flow", "MageFlow", MAGE, (128, 8, 8)),
+    Tiny("mage_flow_edit", "MageFlow", MAGE, (128, 8, 8), extra=references),
+    Tiny("joy_image", "JoyImage", JOY, VIDEO_SHAPED),
+    Tiny("joy_image_edit", "JoyImage", JOY, VIDEO_SHAPED, extra=references),
+    Tiny("lens", "Lens", LENS, (128, 8, 8), detected=True),
+    Tiny("lens_masked", "Lens", LENS, (128, 8, 8), detected=True, extra=padded),
+    Tiny("kandinsky5_image", "Kandinsky5Image", KANDINSKY, text=3584, pooled=768),
+    Tiny("ideogram4", "Ideogram4", IDEOGRAM, (128, 8, 8)),
+    Tiny("ideogram4_masked", "Ideogram4", IDEOGRAM, (128, 8, 8), extra=padded),
+    Tiny("omnigen2", "Omnigen2", OMNIGEN, extra=unpadded),
+    Tiny("omnigen2_edit", "Omnigen2", OMNIGEN, extra=unpadded_with_references),
+    Tiny("boogu", "Boogu", BOOGU, extra=unpadded),
+    Tiny("boogu_edit", "Boogu", BOOGU, extra=unpadded_with_references),
+    Tiny("ernie", "ErnieImage", ERNIE, (128, 8, 8)),
+    Tiny("hidream", "HiDream", HIDREAM, pooled=48, extra=llama),
+    Tiny("hidream_o1", "HiDreamO1", HIDREAM_O1, (3, 128, 128), text=None, extra=o1_tokens),
+    Tiny("pixart_sigma", "PixArtSigma", PIXART, (4, 40, 40)),
+    Tiny("pixart_alpha", "PixArtAlpha", {**PIXART, "image_model": "pixart_alpha", "micro_condition": True},
+         (4, 40, 40), extra=size_in_pixels),
+    Tiny("hunyuan_dit", "HunyuanDiT", HYDIT, (4, 16, 16), extra=bilingual),
+    Tiny("hunyuan_dit1", "HunyuanDiT1", {**HYDIT, "image_model": "hydit1", "size_cond": True,
+                                         "use_style_cond": True}, (4, 16, 16), extra=bilingual),
+    Tiny("pixeldit", "PixelDiTT2I", PIXELDIT, (3, 64, 64)),
+    Tiny("pid", "PiD", {**PIXELDIT, "image_model": "pid", "lq_hidden_dim": 16, "lq_num_res_blocks": 1},
+         (3, 128, 128), extra=low_quality),
+    Tiny("z_image_pixels", "ZImagePixelSpace", Z_IMAGE_PIXELS, (3, 128, 128)),
 ]  # fmt: skip
 
 NOT_SAMPLED: dict[str, str] = {}

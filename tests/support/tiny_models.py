@@ -4,8 +4,8 @@
     model = build("wan21_t2v")              # a ModelPatcher around ComfyUI's own classes, built once
     latent = sample(case, model, steps=3)
 
-Weights are random, seeded, and nowhere zero. The entries lie in tiny_image.py, tiny_video.py and tiny_other.py;
-what cannot be built is in NOT_SAMPLED, with the reason. ComfyUI must be imported already.
+Weights are random, seeded, and nowhere zero. The entries lie in tiny_image.py, tiny_video.py, tiny_unet.py and
+tiny_other.py; what cannot be sampled is in NOT_SAMPLED, with the reason. ComfyUI must be imported already.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ class Tiny:
     cfg: float = 3.0
     detected: bool = False  # ComfyUI recognises these weights: loaded as UNETLoader does it
     extra: Callable[[Given], dict] | None = None  # more keys of the conditioning
+    batch: int = 1  # frames that travel as a batch
     frame_kept: bool = False  # image to video by a noise mask: the first frame is given
     weights: dict[str, tuple[int, ...]] = field(default_factory=dict)  # what get_model reads, by name
     shrink: Callable | None = None  # called with the new network: parts whose size is no option
@@ -65,6 +66,7 @@ def references(given: Given) -> dict:
 def latent_shape(case: Tiny, rows: int | None = None, columns: int | None = None, frames: int | None = None,
                  batch: int = 1) -> tuple:  # fmt: skip
     """Shape of the latent with batch; rows, columns and frames count latent cells. Nested: a tuple of shapes."""
+    batch *= case.batch
     if isinstance(case.shape[0], tuple):
         return tuple((batch, *part) for part in case.shape)
     shape = list(case.shape)
@@ -143,19 +145,21 @@ def model_config(case: Tiny):
 
 
 def filled(network: torch.nn.Module, seed: int = 0) -> dict[str, torch.Tensor]:
-    """The network's state: its weights filled, what it has computed by itself (tables of frequencies) as it is."""
+    """The network's state: its weights filled, what it has computed by itself (frequencies, kernels) as it is."""
     state = network.state_dict()
-    computed = {name for name, value in network.named_buffers() if name in state and is_computed(name, value)}
+    computed = {name for name, _ in network.named_buffers() if name in state and name not in FILLED_BUFFERS}
     new = builders.fill({name: tuple(v.shape) for name, v in state.items() if name not in computed}, seed)
+    for weight in new.values():
+        if weight.ndim == 3 and len(weight) == 1:  # a table that is added to activations, not a layer
+            weight *= 0.5 / weight.std()
     return {name: state[name] if name in computed else new[name].to(state[name].dtype) for name in state}
 
 
-def is_computed(name: str, value: torch.Tensor) -> bool:
-    return not value.is_floating_point() or value.numel() == 0 or name not in FILLED_BUFFERS
-
-
-# Buffers that are weights: ComfyUI's constructors leave them empty.
-FILLED_BUFFERS = {"pos_embed"}
+# Buffers that a checkpoint fills: ComfyUI's constructors leave in them what lay in memory, or noise.
+FILLED_BUFFERS = {
+    "pos_embed", "y_embedder.y_embedding", "positive_conditioning", "negative_conditioning", "rope.inv_freq",
+    "transformer.rotary_pos_emb.inv_freq",
+}  # fmt: skip
 
 
 def classes() -> set[str]:
@@ -176,9 +180,11 @@ NOT_SAMPLED: dict[str, str] = {}  # class in comfy.supported_models -> why there
 
 def _fill_table() -> None:
     import tiny_image
+    import tiny_other
+    import tiny_unet
     import tiny_video
 
-    for entries in (tiny_image, tiny_video):
+    for entries in (tiny_image, tiny_video, tiny_unet, tiny_other):
         CASES.update({case.name: case for case in entries.CASES})
         NOT_SAMPLED.update(entries.NOT_SAMPLED)
 
