@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tiny_models import Given, Tiny, references
+from tiny_entry import Given, Tiny, references
 
 FLUX = {
     "image_model": "flux", "in_channels": 16, "out_channels": 16, "vec_in_dim": 32, "context_in_dim": 64,
@@ -195,10 +195,6 @@ def bilingual(given: Given) -> dict:
     }  # fmt: skip
 
 
-def size_in_pixels(given: Given) -> dict:
-    return {"width": given.shape[-1] * 8, "height": given.shape[-2] * 8}
-
-
 def o1_tokens(given: Given) -> dict:
     import torch
 
@@ -274,7 +270,7 @@ CASES = [
     Tiny("hidream_o1", "HiDreamO1", HIDREAM_O1, (3, 128, 128), text=None, extra=o1_tokens),
     Tiny("pixart_sigma", "PixArtSigma", PIXART, (4, 40, 40)),
     Tiny("pixart_alpha", "PixArtAlpha", {**PIXART, "image_model": "pixart_alpha", "micro_condition": True},
-         (4, 40, 40), extra=size_in_pixels),
+         (4, 40, 40)),
     Tiny("hunyuan_dit", "HunyuanDiT", HYDIT, (4, 16, 16), extra=bilingual),
     Tiny("hunyuan_dit1", "HunyuanDiT1", {**HYDIT, "image_model": "hydit1", "size_cond": True,
                                          "use_style_cond": True}, (4, 16, 16), extra=bilingual),
@@ -283,5 +279,3 @@ CASES = [
          (3, 128, 128), extra=low_quality),
     Tiny("z_image_pixels", "ZImagePixelSpace", Z_IMAGE_PIXELS, (3, 128, 128)),
 ]  # fmt: skip
-
-NOT_SAMPLED: dict[str, str] = {}

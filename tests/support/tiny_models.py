@@ -13,54 +13,20 @@ from __future__ import annotations
 import atexit
 import os
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
 import builders
+import tiny_image
+import tiny_other
+import tiny_unet
+import tiny_video
 import torch
+from tiny_entry import Given, Tiny
 
-
-@dataclass(frozen=True)
-class Tiny:
-    """One model. `config` is what ComfyUI's detection would read off the weights, at tiny sizes."""
-
-    name: str
-    kind: str  # class in comfy.supported_models
-    config: dict
-    shape: tuple = (16, 16, 16)  # latent without batch: C, [frames,] rows, columns; several: a nested latent
-    result: tuple | None = None  # shape of what sampling gives back, where the latent format makes it another
-    text: int | None = 64  # width of the prompt's tokens
-    tokens: int = builders.TEXT_TOKENS
-    pooled: int | None = None
-    cfg: float = 3.0
-    detected: bool = False  # ComfyUI recognises these weights: loaded as UNETLoader does it
-    extra: Callable[[Given], dict] | None = None  # more keys of the conditioning
-    batch: int = 1  # frames that travel as a batch
-    frame_kept: bool = False  # image to video by a noise mask: the first frame is given
-    weights: dict[str, tuple[int, ...]] = field(default_factory=dict)  # what get_model reads, by name
-    shrink: Callable | None = None  # called with the new network: parts whose size is no option
-    steps: int = 3
-    sampler: str = "euler"
-
-
-@dataclass(frozen=True)
-class Given:
-    """What an entry's `extra` may look at: the entry, its latent's shape(s) with batch, and a source of noise."""
-
-    case: Tiny
-    shape: tuple
-    generator: torch.Generator
-
-    def noise(self, *shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=self.generator)
-
-
-def references(given: Given) -> dict:
-    """Reference latents as the node ReferenceLatent adds them: two, the second of another size."""
-    *start, rows, columns = given.shape
-    return {"reference_latents": [given.noise(*given.shape), given.noise(*start, rows // 2, columns)]}
+TABLES = (tiny_image, tiny_video, tiny_unet, tiny_other)
+CASES: dict[str, Tiny] = {case.name: case for table in TABLES for case in table.CASES}
+NOT_SAMPLED: dict[str, str] = tiny_other.NOT_SAMPLED  # class -> why it has no entry
 
 
 def latent_shape(case: Tiny, rows: int | None = None, columns: int | None = None, frames: int | None = None,
@@ -78,12 +44,24 @@ def latent_shape(case: Tiny, rows: int | None = None, columns: int | None = None
 
 
 def empty_latent(case: Tiny, **size):
+    shapes = latent_shape(case, **size)
+    return _nested([torch.zeros(shape) for shape in (shapes if isinstance(shapes[0], tuple) else [shapes])])
+
+
+def given_frame(case: Tiny, **size) -> tuple:
+    """Latent and noise mask of image to video: the first frame is given, all else is to be drawn."""
+    shapes = latent_shape(case, **size)
+    latents = [torch.zeros(shape) for shape in (shapes if isinstance(shapes[0], tuple) else [shapes])]
+    masks = [torch.ones(len(part), 1, *part.shape[2:]) for part in latents]
+    latents[0][:, :, :1] = torch.randn(latents[0][:, :, :1].shape, generator=torch.Generator().manual_seed(3))
+    masks[0][:, :, :1] = 0
+    return _nested(latents), _nested(masks)
+
+
+def _nested(parts: list[torch.Tensor]):
     import comfy.nested_tensor
 
-    shape = latent_shape(case, **size)
-    if isinstance(shape[0], tuple):
-        return comfy.nested_tensor.NestedTensor([torch.zeros(part) for part in shape])
-    return torch.zeros(shape)
+    return parts[0] if len(parts) == 1 else comfy.nested_tensor.NestedTensor(parts)
 
 
 def conditioning(case: Tiny, seed: int = 1, batch: int = 1, **size) -> list:
@@ -96,19 +74,18 @@ def conditioning(case: Tiny, seed: int = 1, batch: int = 1, **size) -> list:
 
 def sample(case: Tiny, model, rows: int | None = None, columns: int | None = None, frames: int | None = None,
            batch: int = 1, **options):  # fmt: skip
-    """One run of ComfyUI's own sampling: the final latent. Sizes count latent cells; options: builders.sample."""
+    """One run of ComfyUI's own sampling, in inference mode as its executor does it: the final latent.
+
+    Sizes count latent cells. Other options are those of builders.sample.
+    """
     size = {"rows": rows, "columns": columns, "frames": frames, "batch": batch}
-    latent = empty_latent(case, **size)
-    if case.frame_kept:
-        latent[:, :, :1] = torch.randn(latent[:, :, :1].shape, generator=torch.Generator().manual_seed(3))
-        mask = torch.ones(batch, 1, *latent.shape[2:])
-        mask[:, :, :1] = 0
-        options.setdefault("noise_mask", mask)
+    latent, mask = given_frame(case, **size) if case.frame_kept else (empty_latent(case, **size), None)
     defaults = {
-        "latent": latent, "steps": case.steps, "cfg": case.cfg, "sampler": case.sampler,
+        "latent": latent, "noise_mask": mask, "steps": 3, "cfg": case.cfg,
         "positive": conditioning(case, 1, **size), "negative": conditioning(case, 2, **size),
     }  # fmt: skip
-    return builders.sample(model, **{**defaults, **options})
+    with torch.inference_mode():
+        return builders.sample(model, **{**defaults, **options})
 
 
 @cache
@@ -118,8 +95,7 @@ def build(name: str):
     import comfy.sd
 
     case = CASES[name]
-    config = model_config(case)
-    model = config.get_model(builders.fill(case.weights, 1), device=torch.device("cpu"))
+    model = model_of(case, dict(case.config))
     network = model.diffusion_model
     if case.shrink:
         case.shrink(network)
@@ -134,14 +110,21 @@ def build(name: str):
 atexit.register(build.cache_clear)  # while ComfyUI is still there: a ModelPatcher detaches when it goes
 
 
-def model_config(case: Tiny):
+def model_of(case: Tiny, options: dict):
+    """ComfyUI's model with a network of these options; those that an older release doesn't know are left out."""
     import comfy.supported_models
 
-    config = getattr(comfy.supported_models, case.kind)(dict(case.config))
-    # after the class has had its say: some add options of their own
-    config.unet_config.update(case.config)
+    config = getattr(comfy.supported_models, case.kind)(dict(options))
+    config.unet_config.update(options)  # after the class has had its say: some bring options of the real size
     config.set_inference_dtype(torch.float32, None)
-    return config
+    try:
+        with torch.no_grad():
+            return config.get_model(builders.fill(case.weights, 1), device=torch.device("cpu"))
+    except TypeError as error:
+        unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+        if not unknown or unknown[1] not in options:
+            raise
+        return model_of(case, {name: value for name, value in options.items() if name != unknown[1]})
 
 
 def filled(network: torch.nn.Module, seed: int = 0) -> dict[str, torch.Tensor]:
@@ -172,21 +155,3 @@ def available() -> list[str]:
     """Names of the entries that the running release has a class for."""
     known = classes()
     return [name for name, case in CASES.items() if case.kind in known]
-
-
-CASES: dict[str, Tiny] = {}
-NOT_SAMPLED: dict[str, str] = {}  # class in comfy.supported_models -> why there is no entry
-
-
-def _fill_table() -> None:
-    import tiny_image
-    import tiny_other
-    import tiny_unet
-    import tiny_video
-
-    for entries in (tiny_image, tiny_video, tiny_unet, tiny_other):
-        CASES.update({case.name: case for case in entries.CASES})
-        NOT_SAMPLED.update(entries.NOT_SAMPLED)
-
-
-_fill_table()

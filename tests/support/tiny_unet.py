@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from tiny_models import Given, Tiny
+from tiny_entry import Given, Tiny
 
 UNET = {
     "image_size": 32, "in_channels": 4, "out_channels": 4, "model_channels": 32, "legacy": False,
@@ -99,5 +99,3 @@ CASES = [
     Tiny("cascade_c", "Stable_Cascade_C", CASCADE_C, (16, 12, 12), pooled=48),
     Tiny("cascade_b", "Stable_Cascade_B", CASCADE_B, (4, 32, 32), pooled=48),
 ]  # fmt: skip
-
-NOT_SAMPLED: dict[str, str] = {}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+from tiny_entry import Given, Tiny
 from tiny_image import HUNYUAN_IMAGE, KANDINSKY, PREDICT2, padded
-from tiny_models import Given, Tiny
 
 WAN = {
     "image_model": "wan2.1", "model_type": "t2v", "dim": 128, "out_dim": 16, "num_heads": 1, "ffn_dim": 192,
@@ -194,6 +194,13 @@ def dancer(given: Given) -> dict:
     }  # fmt: skip
 
 
+def guide(given: Given) -> dict:
+    """The last frame is a guide, at a place of its own in the video (LTXVAddGuide)."""
+    batch, _, _, rows, columns = given.shape
+    places = given.noise(batch, 3, rows * columns, 2).abs() * 100
+    return {**padded(given), "keyframe_idxs": places}
+
+
 def low_resolution(given: Given) -> dict:
     batch, channels, *rest = given.shape
     return {"condition": given.noise(batch, channels + 1, *rest)}
@@ -248,7 +255,9 @@ CASES = [
          detected=True),
     Tiny("ltxv", "LTXV", LTXV, (128, 3, 4, 4), text=4096, detected=True, extra=padded),
     Tiny("ltxv_i2v", "LTXV", LTXV, (128, 3, 4, 4), text=4096, detected=True, extra=padded, frame_kept=True),
+    Tiny("ltxv_guide", "LTXV", LTXV, (128, 4, 4, 4), text=4096, detected=True, extra=guide, frame_kept=True),
     Tiny("ltx2", "LTXAV", LTX2, AV_SHAPE, text=128),
+    Tiny("ltx2_i2v", "LTXAV", LTX2, AV_SHAPE, text=128, frame_kept=True),
     Tiny("ltx23", "LTXAV", LTX23, AV_SHAPE, text=96),
     Tiny("mochi", "GenmoMochi", MOCHI, (12, 3, 8, 8), extra=padded),
     Tiny("cosmos1", "CosmosT2V", COSMOS, WAN_SHAPE),
@@ -261,5 +270,3 @@ CASES = [
     Tiny("seedvr2", "SeedVR2", SEEDVR2, (16, 1, 16, 16), text=5120, cfg=1.0, extra=low_resolution),
     Tiny("minimax_h3", "MiniMaxH3", MINIMAX, ((24, 2, 4, 4), (32, 2, 7)), text=48, cfg=1.0, detected=True),
 ]  # fmt: skip
-
-NOT_SAMPLED: dict[str, str] = {}
