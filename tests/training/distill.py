@@ -43,8 +43,8 @@ RATE = 1e-3
 LPIPS_WEIGHT = 0.25
 PADDING_WEIGHT = 0.25  # of the four channels that only pad the latent to sixteen
 FIRST_SHARDS = 4
-DRAWING_SHARE = 0.3  # of the time, for new trajectories, until DRAWING_ENDS of it has passed
-DRAWING_ENDS = 0.75
+DRAWING_SHARE = 0.35  # of the time, for new trajectories, until DRAWING_ENDS of it has passed
+DRAWING_ENDS = 0.8
 
 
 def sigmas(times: Tensor) -> Tensor:
@@ -198,9 +198,9 @@ class Distiller:
         self.x = torch.stack([self.trajectories.states[row][k].float() for k, row in enumerate(self.rows)])
 
     def rate(self) -> float:
-        """Learning rate: warm up over 30 steps, hold, fall linearly over the last 40 % of the time."""
+        """Learning rate: warm up over 30 steps, hold, fall linearly over the last half of the time."""
         left = 1 - self.seconds / self.budget
-        return RATE * min(1, (self.steps + 1) / 30) * min(1, max(0.02, left / 0.4))
+        return RATE * min(1, (self.steps + 1) / 30) * min(1, max(0.02, left / 0.5))
 
     def step(self) -> tuple[Tensor, float]:
         """One update; the squared error of the velocity at each of the four steps, and the last one's LPIPS."""
