@@ -18,7 +18,7 @@ from typing import Protocol
 
 REACH = 1.5  # how many times further than the last two answers are apart a forecast may go
 SLOW = 0.5  # an error estimate falls by no more than this factor at a time
-PROSPECT = 0.5  # share of the tolerance that a single forecast may cost before forecasting has no prospect
+PATIENCE = 3  # answers in a row of which not even one step could be forecast, before steps are merged
 
 
 class Kind(str, Enum):
@@ -121,9 +121,8 @@ class ErrorBudget:
     but every evaluation that runs shows the error of the forecast that would have stood in its place, and the error of
     a line grows with the distance as `_distance` says.
 
-    What may not be forecast runs in full; inside the merge window it is merged, if a forecast of this step alone would
-    use up a good part of the whole tolerance: then forecasting has no prospect here (a sampler that adds noise, high
-    guidance, few steps).
+    What may not be forecast runs in full. Where not even the step after a computed answer could be forecast several times
+    in a row (a sampler that adds noise, high guidance, few steps), steps inside the merge window are merged instead.
     """
 
     def __init__(self, tolerance: float, window: ReuseSchedule) -> None:
@@ -132,6 +131,7 @@ class ErrorBudget:
         self.cost = 0.0  # of the forecasts since the last answer that was computed
         self.since = 0  # the step of that answer
         self.rate = inf  # error / distance (see _distance); not known before the first grade
+        self.refused = 0  # computed answers in a row of which not even the next step could be forecast
         self.graded: tuple[float, float, float] | None = None  # distance, weight and allowance of the last evaluation
 
     def next(self, moment: Moment, places: Sequence[float]) -> Decision:
@@ -141,7 +141,9 @@ class ErrorBudget:
         near = len(places) < 2 or moment.place - places[-1] <= REACH * (places[-1] - places[-2])
         if off <= 1.0 and near and not last:
             self.cost += cost
+            self.refused = 0
             return Decision(Kind.FORECAST, f"expected to be off by {off:.2g} times the tolerance")
+        self.refused += self.cost == 0.0 and isfinite(off)
         self._ran(moment, places)
         if last:
             return Decision(Kind.FULL, "the last step")
@@ -149,8 +151,7 @@ class ErrorBudget:
             return Decision(Kind.FULL, "how wrong a forecast would be is not known yet")
         if off <= 1.0:
             return Decision(Kind.FULL, "too far from the last answers to be forecast")
-        prospect = cost <= PROSPECT * self.tolerance
-        merges = not prospect and self.window.active(moment.step, moment.steps)
+        merges = self.refused >= PATIENCE and self.window.active(moment.step, moment.steps)
         why = f"a forecast would be off by {off:.2g} times the tolerance"
         return Decision(Kind.MERGED if merges else Kind.FULL, why)
 
@@ -167,7 +168,7 @@ class ErrorBudget:
         return self.rate * _distance(place, places) if places and self.rate < inf else inf
 
     def restart(self) -> None:
-        self.rate = inf
+        self.rate, self.refused = inf, 0
 
     def learn(self, error: float) -> float | None:
         if self.graded is None:
