@@ -121,8 +121,8 @@ class ErrorBudget:
     but every evaluation that runs shows the error of the forecast that would have stood in its place, and the error of
     a line grows with the distance as `_distance` says.
 
-    What may not be forecast runs in full. Where not even the step after a computed answer could be forecast several times
-    in a row (a sampler that adds noise, high guidance, few steps), steps inside the merge window are merged instead.
+    What may not be forecast runs in full. Where not even the step after a computed answer could be forecast, several
+    times in a row (a sampler that adds noise, high guidance, few steps), steps inside the merge window are merged.
     """
 
     def __init__(self, tolerance: float, window: ReuseSchedule) -> None:
@@ -139,14 +139,17 @@ class ErrorBudget:
         off = (moment.step - self.since) * (self.cost + cost) / self._allowed(moment)
         last = moment.weight >= 1.0
         near = len(places) < 2 or moment.place - places[-1] <= REACH * (places[-1] - places[-2])
-        if off <= 1.0 and near and not last:
+        again = bool(places) and moment.place <= places[-1]
+        if off <= 1.0 and near and not last and not again:
             self.cost += cost
             self.refused = 0
             return Decision(Kind.FORECAST, f"expected to be off by {off:.2g} times the tolerance")
-        self.refused += self.cost == 0.0 and isfinite(off)
+        self.refused += self.cost == 0.0 and 1.0 < off < inf
         self._ran(moment, places)
         if last:
             return Decision(Kind.FULL, "the last step")
+        if again:
+            return Decision(Kind.FULL, "evaluated once more at the same sigma")
         if not isfinite(off):
             return Decision(Kind.FULL, "how wrong a forecast would be is not known yet")
         if off <= 1.0:
@@ -181,7 +184,7 @@ class ErrorBudget:
 
 
 def _distance(place: float, places: Sequence[float]) -> float:
-    """How far a forecast at `place` reaches, as its error is expected to grow: m from one answer, and m (m + g) / g along
+    """How far a forecast at `place` reaches, as its error is expected to grow: m from one answer, m (m + g) / g along
     a line through two that are g apart. 0 if there is nothing to forecast from."""
     if not places:
         return 0.0
