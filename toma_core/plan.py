@@ -18,7 +18,8 @@ from typing import Protocol
 
 REACH = 1.5  # how many times further than the last two answers are apart a forecast may go
 SLOW = 0.5  # an error estimate falls by no more than this factor at a time
-PATIENCE = 3  # answers in a row of which not even one step could be forecast, before steps are merged
+PATIENCE = 3  # answers in a row of which not even the next step could be forecast, before steps are merged
+FEW = 6  # a run of fewer than PATIENCE * FEW steps has less patience: none below FEW steps
 
 
 class Kind(str, Enum):
@@ -148,14 +149,15 @@ class ErrorBudget:
         self._ran(moment, places)
         if last:
             return Decision(Kind.FULL, "the last step")
-        if again:
-            return Decision(Kind.FULL, "evaluated once more at the same sigma")
-        if not isfinite(off):
-            return Decision(Kind.FULL, "how wrong a forecast would be is not known yet")
-        if off <= 1.0:
-            return Decision(Kind.FULL, "too far from the last answers to be forecast")
-        merges = self.refused >= PATIENCE and self.window.active(moment.step, moment.steps)
         why = f"a forecast would be off by {off:.2g} times the tolerance"
+        if not isfinite(off):
+            why = "how wrong a forecast would be is not known yet"
+        elif again:
+            why = "evaluated once more at the same sigma"
+        elif off <= 1.0:
+            why = "too far from the last answers to be forecast"
+        patience = min(PATIENCE, moment.steps // FEW)
+        merges = bool(places) and self.refused >= patience and self.window.active(moment.step, moment.steps)
         return Decision(Kind.MERGED if merges else Kind.FULL, why)
 
     def _allowed(self, moment: Moment) -> float:
