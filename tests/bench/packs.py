@@ -46,6 +46,7 @@ def arguments(given: list[str]) -> argparse.Namespace:
         "--add", action="store_true", help="keep the rows of other packs that are in the JSON file"
     )
     parser.add_argument("--steps", type=int, default=Limits.steps, help="of the sampler")
+    parser.add_argument("--load-seconds", type=float, default=Limits.load, help="for a pack to be loaded")
     parser.add_argument("--stage-seconds", type=float, default=Limits.stage, help="for one run of one node")
     parser.add_argument("--pack-seconds", type=float, default=Limits.pack, help="for one pack")
     parser.add_argument("--logs", type=Path, metavar="FOLDER", help="keep what the packs print")
@@ -62,7 +63,7 @@ def main(given: list[str]) -> int:
             f"No pack in {', '.join(missing or map(str, folders))}: a pack is a folder with an __init__.py."
         )
         return 2
-    limits = Limits(stage=options.stage_seconds, pack=options.pack_seconds, steps=options.steps)
+    limits = Limits(options.load_seconds, options.stage_seconds, options.pack_seconds, options.steps)
     rows = {row["pack"]: row for row in kept(options.json)} if options.add else {}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary).resolve()
