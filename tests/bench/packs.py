@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -112,4 +113,5 @@ def write(file: Path, rows: list[dict]) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a bench that is ended takes its process with it
     sys.exit(main(sys.argv[1:]))
