@@ -251,16 +251,19 @@ class PackBench(composing.Bench):
 
     def frames(self, error: BaseException, last: int) -> list[str]:
         """The innermost frames of a traceback, without the machine's own paths."""
-        lines = []
-        for frame in traceback.extract_tb(error.__traceback__)[-last:]:
-            path = Path(frame.filename)
-            for called, folder in self.names.items():
-                if path.is_relative_to(folder):
-                    path = Path(called) / path.relative_to(folder)
-                    break
-            shown = "/".join(path.parts[-4:] if path.is_absolute() else path.parts)
-            lines.append(f"{shown}:{frame.lineno} {frame.name}: {frame.line}")
-        return lines
+        return [
+            f"{self.shown(Path(frame.filename))}:{frame.lineno} {frame.name}: {frame.line}"
+            for frame in traceback.extract_tb(error.__traceback__)[-last:]
+        ]
+
+    def shown(self, path: Path) -> str:
+        for folder in ("custom_nodes", "site-packages"):
+            if folder in path.parts:
+                return "/".join(path.parts[path.parts.index(folder) + 1 :])
+        for called, folder in self.names.items():
+            if path.is_relative_to(folder):
+                return f"{called}/{path.relative_to(folder).as_posix()}"
+        return "/".join(path.parts[-3:])
 
 
 def ip_adapter(tokens: int = 4, layers: int = 16) -> dict:
