@@ -120,19 +120,6 @@ class Bench:
         import folder_paths
 
         load_core_nodes()
-<<<<<<< HEAD
-        self.models = {
-            "sdxl": small_sdxl(),
-            "flux": builders.tiny_flux(folder / "models" / "flux.safetensors", hidden=128, depth=2, depth_single=2),
-        }
-        self.others = {
-            "sdxl": small_sdxl(seed=1),
-            "flux": builders.tiny_flux(
-                folder / "models" / "other.safetensors", hidden=128, depth=2, depth_single=2, seed=1
-            ),
-        }
-=======
->>>>>>> packs
         self.folder = folder
         self.models = self.make_models(seed=0)
         self.others = self.make_models(seed=1)
@@ -240,9 +227,7 @@ class Bench:
         if kind == "MASK":
             return torch.rand(1, self.run["height"], self.run["width"], generator=generator)
         if kind == "LATENT":
-            return {
-                "samples": builders.empty_latent(self.models[name], self.run["width"], self.run["height"])
-            }
+            return {"samples": builders.empty_latent(self.models[name], self.run["width"], self.run["height"])}
         if kind == "CONDITIONING":
             return builders.conditioning(self.models[name], 3)
         if kind == "LATENT_OPERATION":
@@ -306,19 +291,11 @@ def judge(plain: Tensor, merged: Tensor, alone: Tensor, out: Tensor, patched) ->
     if handle is None or not handle.reports:
         return "ToMA's run did not take place", ""
     report = handle.reports[-1]
-    reasons = "; ".join(report.unmerged_because)
+    reasons = "; ".join(report.notes)
     if not report.tokens and not reasons:
         return "no tokens were merged, and nothing says why", ""
     if not report.tokens:
-<<<<<<< HEAD
-        return ("", f"not merged: {reasons}") if far(out, alone) < NEGLIGIBLE else ("not merged, yet changed", "")
-=======
-        return (
-            ("", f"{NOT_MERGED}{reasons}")
-            if far(out, alone) < NEGLIGIBLE
-            else ("not merged, yet changed", "")
-        )
->>>>>>> packs
+        return ("", f"{NOT_MERGED}{reasons}") if far(out, alone) < NEGLIGIBLE else ("not merged, yet changed", "")
     cost, alone_cost = far(out, alone), far(merged, plain)
     if far(alone, plain) <= NEGLIGIBLE:
         fault = f"no effect alone, but {cost:.2f} from the unmerged picture" if cost > MOST_COST * alone_cost else ""
