@@ -22,9 +22,11 @@ def family_of(model) -> Family:
         raise UnsupportedModel(
             f"model is a {type(model).__name__}, not a diffusion model: connect the MODEL of a loader."
         )
+    name = type(model.model).__name__
     if UNetFamily.matches(network):
-        return UNetFamily(network)
-    name, found = type(model.model).__name__, entry_of(network)
+        why = UNetFamily.why_never(network)
+        return Unmerged(name, why) if why else UNetFamily(network)
+    found = entry_of(network)
     if isinstance(found, Entry):
         return DiTFamily(network, found)
     return Unmerged(name, found or f"where the tokens of a {name} ({type(network).__name__}) lie is not known")

@@ -91,6 +91,8 @@ class DiTFamily(Family):
                 slots[stream.slot, i] = Slot(self, place, stream, slots.get((stream.slot, i)))
 
     def seams(self, network: nn.Module) -> Iterator[tuple[nn.Module, Callable[[Callable], Callable]]]:
+        if type(network) is not type(self.network):  # of a guider with two models
+            return
         for place, stream, i in self.seated():
             if not stream.slot:
                 block = network.get_submodule(stream.blocks)[i]
