@@ -43,6 +43,9 @@ class Tiny:
     shrink: Callable | None = None  # called with the new network: parts whose size is no option
     steps: int = 3
     sampler: str = "euler"
+    why: str = ""  # why its tokens are not merged, some words of it; nothing: they are
+    odd: bool = True  # ComfyUI itself samples it at sizes that are no multiple of a patch
+    pairs: bool = True  # and two images at once
 
 
 @dataclass(frozen=True)
