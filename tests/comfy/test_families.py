@@ -109,3 +109,82 @@ def test_each_token_has_its_rows(plain, patched, name):
     assert distance(sampled(name, model, **size), plain(name, **size)) < 1e-4
     assert not report(model).notes
     assert report(model).evaluations[-1].why == "no tokens were merged here", "else all are not kept"
+
+
+FAMILIES = ["flux", "chroma_radiance", "qwen_image_edit", "mage_flow", "lens", "joy_image", "z_image", "lumina2",
+            "krea2", "anima", "cosmos_predict2_i2v", "wan21_t2v", "wan22_5b_i2v", "wan21_vace", "wan21_scail",
+            "hunyuan_video_15", "sd35_medium", "auraflow", "kandinsky5", "ideogram4", "omnigen2", "boogu", "ltxv_i2v"]  # fmt: skip
+FAMILIES = [name for name in FAMILIES if name in MERGED]
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if CASES[name].cfg != 1])
+def test_prompts_one_by_one(plain, patched, monkeypatch, name):
+    """With little memory ComfyUI evaluates prompt and negative prompt in calls of their own."""
+    model = patched(name, ratio=0.5, select=permuted)
+    monkeypatch.setattr(model.model, "memory_required", lambda *args, **kwargs: 1e18)
+    latent = sampled(name, model)
+    assert distance(latent, plain(name)) < 1e-4 and not report(model).notes
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_block_by_block(plain, patched, name):
+    """As published: merged at each block anew."""
+    model = patched(name, ratio=0.5, merge="each layer", skip_first_blocks=1)
+    latent = sampled(name, model)
+    assert not report(model).notes and 0 < report(model).blocks_merged < report(model).blocks
+    assert flat(latent).isfinite().all() and 0 < distance(latent, plain(name))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_first_blocks_left_alone(plain, patched, name):
+    model = patched(name, ratio=0.5, skip_first_blocks=1, select=permuted)
+    assert distance(sampled(name, model), plain(name)) < 1e-4 and not report(model).notes
+    model = patched(name, ratio=0.5, skip_first_blocks=1)
+    assert flat(sampled(name, model)).isfinite().all()
+    assert report(model).blocks_merged == report(model).blocks - 1
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_half_precision(patched, name):
+    model = tiny_models.build(name, torch.bfloat16)
+    reference = sampled(name, model)
+    halved = patched(name, model, ratio=0.5)
+    assert flat(sampled(name, halved)).isfinite().all()
+    assert not report(halved).notes and report(halved).blocks_merged == report(halved).blocks
+    assert distance(sampled(name, patched(name, model, ratio=0.5, select=permuted)), reference) < 0.05
+
+
+# With a timestep for each frame, modulation is computed for each kept token.
+FLOPS_OFF = {"cosmos_predict2_i2v": 0.06}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_saved_flops(patched, name):
+    """Against torch's own counter, over the blocks."""
+    from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
+
+    def attention(q, k, v, *rest, **more) -> int:
+        return sdpa_flop_count(q, k, v)
+
+    on_cpu = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: attention}
+    lists = {stream.blocks for stream in family(name).entry.streams}
+
+    def counted(model) -> int:
+        with FlopCounterMode(display=False, custom_mapping=on_cpu) as counter:
+            sampled(name, model)
+        blocks = {
+            path: by_op for path, by_op in counter.get_flop_counts().items()
+            if path.rpartition(".")[2].isdigit() and path.split(".")[-2] in lists
+        }  # fmt: skip
+        return sum(sum(by_op.values()) for by_op in blocks.values())
+
+    model = patched(name, ratio=0.75)
+    full, run = counted(tiny_models.build(name)), counted(model)
+    assert report(model).flops_saved == pytest.approx(1 - run / full, abs=FLOPS_OFF.get(name, 0.01))
+    assert report(model).flops_full == pytest.approx(full, rel=0.05)
+
+
+def family(name: str):
+    from comfyui_toma.toma_core.patcher import family_of
+
+    return family_of(tiny_models.build(name))

@@ -216,6 +216,13 @@ def low_quality(given: Given) -> dict:
     }
 
 
+def regions(given: Given) -> dict:
+    """Which tokens may look at which, as regional prompts and Redux say it: [1, L, L] over text and image."""
+    rows, columns = (-(-side // 2) for side in given.shape[-2:])
+    length = given.case.tokens + rows * columns
+    return {"attention_mask": given.noise(1, length, length), "attention_mask_img_shape": (rows, columns)}
+
+
 def references_at(method: str):
     return lambda given: {**references(given), "reference_latents_method": method}
 
@@ -225,6 +232,7 @@ VIDEO_SHAPED = (16, 1, 16, 16)  # one frame of a video model's latent
 CASES = [
     Tiny("flux", "Flux", FLUX, pooled=32, cfg=1.0, detected=True),
     Tiny("flux_kontext", "Flux", FLUX, pooled=32, cfg=1.0, detected=True, extra=references),
+    Tiny("flux_masked", "Flux", FLUX, pooled=32, cfg=1.0, detected=True, extra=regions),
     Tiny("flux_schnell", "FluxSchnell", {**FLUX, "guidance_embed": False}, pooled=32, cfg=1.0, detected=True),
     Tiny("flux_inpaint", "FluxInpaint", {**FLUX, "in_channels": 96}, pooled=32, cfg=1.0, detected=True),
     Tiny("longcat", "LongCatImage", {**FLUX, "guidance_embed": False, "vec_in_dim": None, "context_in_dim": 3584,

@@ -115,21 +115,21 @@ def sample(case: Tiny, model, rows: int | None = None, columns: int | None = Non
 
 
 @cache
-def build(name: str):
+def build(name: str, dtype: torch.dtype = torch.float32):
     """The model of an entry, a ModelPatcher. Shared by all who ask: leave nothing behind on it."""
     import comfy.model_patcher
     import comfy.sd
 
     case = CASES[name]
-    config = model_config(case)
+    config = model_config(case, dtype)
     model = config.get_model(builders.fill(case.weights, 1), device=torch.device("cpu"))
     network = model.diffusion_model
     if case.shrink:
         case.shrink(network)
-        network.requires_grad_(False).eval()
+        network.requires_grad_(False).eval().to(dtype)
     weights = filled(network)
     if case.detected:
-        return comfy.sd.load_diffusion_model_state_dict(weights)
+        return comfy.sd.load_diffusion_model_state_dict(weights, {"dtype": dtype})
     network.load_state_dict(weights)
     return comfy.model_patcher.ModelPatcher(model, torch.device("cpu"), torch.device("cpu"))
 
@@ -137,13 +137,13 @@ def build(name: str):
 atexit.register(build.cache_clear)  # while ComfyUI is still there: a ModelPatcher detaches when it goes
 
 
-def model_config(case: Tiny):
+def model_config(case: Tiny, dtype: torch.dtype):
     import comfy.supported_models
 
     config = getattr(comfy.supported_models, case.kind)(dict(case.config))
     # after the class has had its say: some add options of their own
     config.unet_config.update(case.config)
-    config.set_inference_dtype(torch.float32, None)
+    config.set_inference_dtype(dtype, None)
     return config
 
 
