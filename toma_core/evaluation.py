@@ -55,8 +55,8 @@ class Counted:
 
 @dataclass
 class Ride:
-    """A row under way: its merge, how many tokens it stands for, the kept ones [B, K, C] as they got on, and, where they
-    are needed again, all tokens [B, N, C]."""
+    """A row under way: its merge, how many tokens it stands for, the kept ones [B, K, C] as they came in, and, where
+    they are needed again, all tokens [B, N, C]."""
 
     merge: Merge
     count: int
@@ -103,8 +103,8 @@ class Evaluation:
         return self.action is not Action.LEAVE
 
     def enter(self, place: Place, x: Tensor, grid: Grid) -> tuple[Tensor, Merge | None]:
-        """What a block is to run on, [B, K, C], and the merge that made it; None: all tokens. x is [B, N, C], or in a row
-        under way what its last block gave, [B, K, C]."""
+        """What a block is to run on, [B, K, C], and the merge that made it; None: all tokens. x is [B, N, C], or in a
+        row under way what the block before gave, [B, K, C]."""
         if not self.merges or place.skipped:
             self.count(place, grid, x, x.shape[1], x.shape[1])
             return x, None
@@ -126,8 +126,8 @@ class Evaluation:
         return count if ride is None else ride.kept.shape[1]
 
     def leave(self, place: Place, out: Tensor) -> Tensor:
-        """What a block hands on, of what it made of the tokens that it was given: [B, K, C], after the last block of a row
-        [B, N, C]."""
+        """What a block hands on, of what it made of the tokens that it was given: [B, K, C], after the last block of
+        a row [B, N, C]."""
         ride = self.riding.get(place.row)
         if ride is None or not place.last:
             return out
