@@ -41,19 +41,17 @@ def merged(action: Action = Action.RESELECT, kept: Kept | None = None, **about) 
 
 
 def check_row() -> None:
-    """x + U (row(kept) - kept): taken once, given back once, the kept tokens as they are."""
+    """x + U (row(M x) - M x): merged once, given back once."""
     x, seen = drawn(), []
     evaluation = merged()
     out = through(evaluation, x.clone(), seen=seen)
     tiles = Tiles.of(*GRID, 8)
     merge = reselect(tiles.split(x), 16, tiles)
-    kept = merge.take(x)
-    row = kept
+    tokens = row = merge.merge(x)
     for index in range(3):
         row = block(index, row)
     assert seen == [16, 16, 16] and out.shape == x.shape
-    assert torch.allclose(out, merge.residual(x, row - kept), atol=1e-5)
-    assert torch.allclose(merge.take(out), row, atol=1e-4), "kept tokens are as computed"
+    assert torch.allclose(out, x + merge.unmerge(row - tokens), atol=1e-5)
     assert not evaluation.riding
 
 
@@ -117,13 +115,14 @@ def test_what_is_reused_reweighted_and_reselected():
     assert not torch.equal(kept.merges["row 8x8"].kept, first.kept)
 
 
-def test_what_was_picked_rests():
+@pytest.mark.parametrize("copies", [True, False])
+def test_what_was_picked_rests_where_it_stands_for_itself(copies):
     x = drawn()
     kept, last = Kept(1), Kept(1)
     through(merged(kept=last, settings={"ratio": 0.5}), x)
-    through(merged(kept=kept, last=last, settings={"ratio": 0.5}), x)
+    through(merged(kept=kept, last=last, copies=copies, settings={"ratio": 0.5}), x)
     for before, now in zip(last.merges["row 8x8"].kept, kept.merges["row 8x8"].kept):
-        assert not set(before.tolist()) & set(now.tolist())
+        assert len(set(before.tolist()) & set(now.tolist())) == (0 if copies else 32)
 
 
 def test_grids_and_rows_keep_to_themselves():
