@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Hashable, Sequence
 from contextlib import ExitStack
+from threading import Lock
 from typing import Protocol
 
 import torch
@@ -85,6 +86,7 @@ class Run:
         self.calls = self.inner_calls = 0  # of the model, and of those the ones that no other node answered
         self.started: float | None = None
         self.missed_picks = False
+        self.lock = Lock()  # several devices evaluate chunks of one batch at a time, each on a thread of its own
         keep_out_of_graphs(Run)
 
     def __deepcopy__(self, memo: dict) -> Run:
@@ -203,11 +205,12 @@ class Run:
     ):
         """Wraps BaseModel.apply_model: says what the blocks do with their tokens, runs the model, keeps what was
         renewed. What can't go on merged is run again in full."""
-        self.calls += 1
         options = dict(transformer_options or {})
         network = executor.class_obj.diffusion_model
-        self._wrap(getattr(network, "_orig_mod", network))
-        keys = self._keys(x, options)
+        with self.lock:
+            self.calls += 1
+            self._wrap(getattr(network, "_orig_mod", network))
+            keys = self._keys(x, options)
         evaluation = self._evaluation(x, keys, options, inputs)
         inputs = as_a_call_of_its_own(network, inputs)
         try:
@@ -218,9 +221,10 @@ class Run:
         if out is None:  # outside of `except`, which would hold on to memory
             evaluation = self._evaluation(x, keys, options, inputs, merges=False)
             out = self._network(evaluation, executor, x, t, c_concat, c_crossattn, control, options, inputs)
-        self._keep(evaluation, keys, x, out)
-        self._note_picks(evaluation, options.get("cond_or_uncond") or [0])
-        self._count(evaluation, x)
+        with self.lock:
+            self._keep(evaluation, keys, out)
+            self._note_picks(evaluation, options.get("cond_or_uncond") or [0])
+            self._count(evaluation, x)
         return out
 
     def _network(self, evaluation: Evaluation, executor, x, t, c_concat, c_crossattn, control, options, inputs):
@@ -305,7 +309,7 @@ class Run:
             return None
         return evaluation
 
-    def _keep(self, evaluation: Evaluation, keys: Sequence[Hashable], x: Tensor, out: Tensor) -> None:
+    def _keep(self, evaluation: Evaluation, keys: Sequence[Hashable], out: Tensor) -> None:
         if evaluation.merges:
             self.merged_steps.add(self.report.evaluations[-1].step)
         elif not (evaluation.copies and self.settings.ratio):
