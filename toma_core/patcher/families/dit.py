@@ -204,7 +204,8 @@ class DiTFamily(Family):
         if begins:
             evaluation.scratch["shape"] = sequence.shape
         cut = Cut(merge, start, full)
-        shorter = ours(cut.tokens, tokens, kept, now)
+        # Blocks add to their tokens in place; without copies what came in is needed again.
+        shorter = ours(cut.tokens, tokens, kept if evaluation.copies else kept.clone(), now)
         out = run(ours(_shorter, stream, evaluation, args, options, shorter, cut))
         made = stream.image_of(out).flatten(1, -2)
         image = ours(evaluation.leave, place, made[:, start : start + cut.kept])

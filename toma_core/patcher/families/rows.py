@@ -33,7 +33,7 @@ class Cut:
     def tokens(self, sequence: Tensor, kept: Tensor, now: int) -> Tensor:
         """[B, L', C]: the kept tokens [B, K, C] in the place of the `now` tokens of the image in the sequence."""
         if sequence.shape[1] == now:
-            return kept.clone()  # blocks add to their tokens in place, and what came in may be needed again
+            return kept
         return torch.cat((sequence[:, : self.start], kept, sequence[:, self.start + now :]), 1)
 
     def argument(self, stream: Stream, name: str, value: Tensor | tuple) -> Tensor | tuple:
