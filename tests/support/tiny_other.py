@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tiny_entry import Given, Tiny
+from tiny_models import Given, Tiny
 
 AUDIO = {
     "audio_model": "dit1.0", "global_cond_dim": 1536, "project_cond_tokens": True, "embed_dim": 64, "depth": 3,

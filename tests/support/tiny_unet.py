@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from tiny_entry import Given, Tiny
+from tiny_models import Given, Tiny
 
 UNET = {
     "image_size": 32, "in_channels": 4, "out_channels": 4, "model_channels": 32, "legacy": False,
@@ -51,7 +51,11 @@ def seen_image(width: int):
 
     def extra(given: Given) -> dict:
         output = SimpleNamespace(image_embeds=given.noise(1, width).unsqueeze(0))
-        return {"unclip_conditioning": [{"clip_vision_output": output, "strength": 1.0, "noise_augmentation": 0.1}]}
+        return {
+            "unclip_conditioning": [
+                {"clip_vision_output": output, "strength": 1.0, "noise_augmentation": 0.1}
+            ]
+        }
 
     return extra
 
@@ -98,3 +102,5 @@ CASES = [
     Tiny("cascade_c", "Stable_Cascade_C", CASCADE_C, (16, 12, 12), pooled=48, why="is not known"),
     Tiny("cascade_b", "Stable_Cascade_B", CASCADE_B, (4, 32, 32), pooled=48, why="is not known"),
 ]  # fmt: skip
+
+NOT_SAMPLED: dict[str, str] = {}
