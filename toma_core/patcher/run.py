@@ -24,7 +24,7 @@ from ..forecast import Forecast
 from ..merge import Merge, Select, reselect
 from ..plan import Action, Decision, Kind, Moment, Plan, moment_at
 from ..settings import Settings
-from .breaks import phase_of
+from .breaks import asked_for, phase_of
 from .dynamo import as_a_call_of_its_own, keep_out_of_graphs, room_for_graphs
 from .families.base import KEY, Family, seams_on
 from .families.dit import DiTFamily
@@ -49,6 +49,8 @@ class Listener(Protocol):
 
 
 UNASKED = "another node runs the model in a way of its own, so that this run was never asked"
+SEVERAL = "nothing is forecast: another node asks more than once at each sigma"
+NO_LATENT = "nothing is forecast: the guider's answer is not a latent, another node has changed what it gives"
 NO_BLOCKS = "no tokens were merged: no block of the model came by, another node runs the model in a way of its own"
 
 
@@ -75,6 +77,7 @@ class Run:
         self.sigmas: list[float] = []
         self.flow = True
         self.seen: tuple | None = None  # shape, phase and step of the last evaluation
+        self.several = False  # whether several latents are sampled at a time
         self.decision: Decision | None = None  # of the evaluation that is under way
         self.grade: Tensor | None = None  # of the last evaluation that ran, still on the device
         self.since = 0.0
@@ -99,7 +102,8 @@ class Run:
     ) -> Tensor:
         """Wraps the guider: the clean estimate for x [B, C, ...] at the sigma `timestep` [B], forecast or computed."""
         guider, model_options = executor.class_obj, model_options or {}
-        sigmas = model_options.get("transformer_options", {}).get("sample_sigmas")
+        options = model_options.get("transformer_options") or {}
+        sigmas = options.get("sample_sigmas")
         if sigmas is None or x.requires_grad:
             why = "the latent asks for gradients, as in training" if x.requires_grad else "there is no schedule"
             self.note(f"nothing is forecast or merged: {why}")
@@ -107,7 +111,7 @@ class Run:
         self._begin(guider, sigmas)
         sigma = self._read(timestep)
         moment = moment_at(sigma, self.sigmas, self.flow)
-        if self._breaks(guider, x, sigma, moment):
+        if self._breaks(guider, x, sigma, moment, options):
             self.forecast.forget()
             self.plan.restart()
         decision = self.plan.next(moment, self.forecast.places)
@@ -131,8 +135,11 @@ class Run:
         if decision.kind is Kind.MERGED and run >= full:
             entry.kind, entry.why = Kind.FULL.value, "no tokens were merged here"
         answered = self.inner_calls and self.calls > calls and self.inner_calls == inner
-        if answered or not isinstance(answer, Tensor) or answer.shape != arguments[0].shape:
-            entry.why = "another node answered in the place of the model"
+        latent = isinstance(answer, Tensor) and answer.shape == arguments[0].shape
+        if answered or not latent:
+            entry.why = "another node answered in the place of the model" if latent else "the answer is not a latent"
+            if not latent and self.settings.tolerance:
+                self.note(NO_LATENT)
             self.forecast.forget()
             self.plan.restart()
             return answer
@@ -180,15 +187,18 @@ class Run:
             self.report.evaluations[-1].seconds = now - self.since
         self.since = now
 
-    def _breaks(self, guider, x: Tensor, sigma: float, moment: Moment) -> bool:
+    def _breaks(self, guider, x: Tensor, sigma: float, moment: Moment, options: dict) -> bool:
         """Whether the history must not be continued here."""
-        phase = phase_of(getattr(guider, "conds", None), sigma)
+        phase = (phase_of(getattr(guider, "conds", None), sigma), asked_for(options))
         about, self.seen = self.seen, (tuple(x.shape), x.dtype, phase, moment)
         if about is None:
             return False
         before = about[-1]
+        if len(self.report.evaluations) == 1 and moment.place == before.place:  # no sampler of one latent does this
+            self.several = True
+            self.note(SEVERAL)
         backwards = moment.place < before.place - 1e-6
-        return about[:-1] != self.seen[:-1] or backwards or moment.step > before.step + 1
+        return self.several or about[:-1] != self.seen[:-1] or backwards or moment.step > before.step + 1
 
     # --------------------------------------------------------------------- a batch into the network
 
