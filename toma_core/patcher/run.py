@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from contextlib import ExitStack
 from threading import Lock
@@ -51,6 +52,7 @@ class Listener(Protocol):
 UNASKED = "another node runs the model in a way of its own, so that this run was never asked"
 SEVERAL = "nothing is forecast: another node asks more than once at each sigma"
 NO_LATENT = "nothing is forecast: the guider's answer is not a latent, another node has changed what it gives"
+NOT_TOLD = "another node runs the blocks without their transformer_options, or does not run them"
 NO_BLOCKS = "no tokens were merged: no block of the model came by, another node runs the model in a way of its own"
 
 
@@ -221,7 +223,7 @@ class Run:
             self.calls += 1
             self._wrap(getattr(network, "_orig_mod", network))
             keys = self._keys(x, options)
-        evaluation = self._evaluation(x, keys, options, inputs)
+        evaluation = self._evaluation(x, keys, options, inputs, merges=self._runs_as_written(network))
         inputs = as_a_call_of_its_own(network, inputs)
         try:
             out = self._network(evaluation, executor, x, t, c_concat, c_crossattn, control, options, inputs)
@@ -246,7 +248,21 @@ class Run:
             out = executor(x, t, c_concat, c_crossattn, control, options, **inputs)
         if rides and evaluation.counted:
             out = ours(self._unmerged, evaluation, out)
+        elif rides and (control is not None or "double_block" in options.get("patches", {})):
+            raise Unmergeable(NOT_TOLD)  # what was made shorter for the kept tokens has met all of them
+        elif rides:
+            self.note(f"left unmerged because {NOT_TOLD}")
         return out
+
+    def _runs_as_written(self, network: nn.Module) -> bool:
+        """Whether ComfyUI's own code runs the blocks, as far as that matters."""
+        asked = self.settings.rides and self.decision is not None and self.decision.kind is Kind.MERGED
+        if not asked or not isinstance(self.family, DiTFamily):
+            return True
+        foreign = self.family.runs_blocks(getattr(network, "_orig_mod", network))
+        if foreign:
+            self.note(f"tokens are not merged: another node runs the blocks by code of its own ({foreign})")
+        return not foreign
 
     def _unmerged(self, evaluation: Evaluation, out: Tensor) -> Tensor:
         """The clean estimates [B, C, ...] of all tokens, of those of the kept ones."""
@@ -390,6 +406,9 @@ class Run:
                 self.merged_blocks.add(where)
                 report.tokens[self.family.label(place, counted.grid)] = (counted.before, counted.after)
 
+    def _means_to(self) -> bool:
+        return self.settings.tolerance > 0 or self.settings.ratio > 0
+
     def end(self, finished: bool, attention: str) -> Report:
         """Drops all that was kept and gives the account of the run."""
         for seams in self.networks.values():
@@ -401,6 +420,9 @@ class Run:
             self.note(f"nothing was forecast or merged: {UNASKED}")
         elif finished and self.family.places and not report.flops_full:
             self.note(NO_BLOCKS)
+        elif finished and not report.notes and set(report.kinds) == {Kind.FULL.value} and self._means_to():
+            why = Counter(evaluated.why for evaluated in report.evaluations).most_common(1)[0][0]
+            self.note(f"nothing was forecast or merged: {why}")
         report.blocks_merged = len(self.merged_blocks)
         report.attention = attention
         report.finished = finished
