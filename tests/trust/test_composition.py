@@ -31,7 +31,7 @@ def test_a_node_that_spoils_the_run_is_noticed(bench):
         def undo(self, model, strength):
             model = model.clone()
             model.model_options.pop("toma", None)
-            model.remove_wrappers_with_key("outer_sample", "toma")
+            model.model_options["transformer_options"].pop("wrappers", None)
             return (model,)
 
     class Swallowed(Undo):
