@@ -37,14 +37,14 @@ class EveryOther:
         self.restarts += 1
 
 
-def planned(model, **settings):
+def planned(model, kind: type = EveryOther, **settings):
     from comfyui_toma.toma_core.patcher import patch
     from comfyui_toma.toma_core.settings import Settings
 
     plans: list[EveryOther] = []
 
     def plan():
-        plans.append(EveryOther())
+        plans.append(kind())
         return plans[-1]
 
     return patch(model, Settings(**{**EAGER, **settings}), plan=plan), plans
@@ -277,25 +277,31 @@ def test_options_that_are_copied_deeply_are_the_same_run(models, merged):
             assert report(plain).kinds == report(copying).kinds
 
 
+class Full(EveryOther):
+    def next(self, moment, places):
+        from comfyui_toma.toma_core.plan import Decision, Kind
+
+        self.asked.append(len(places))
+        return Decision(Kind.FULL, "as it is told")
+
+
 def check_grades(models) -> None:
-    """The grade of an evaluation is the relative error of the forecast that stood in its place, and reaches it."""
-    patched, plans = planned(models["flux"])
-    answers: list[tuple[float, torch.Tensor]] = []
+    """The grade of an evaluation is the relative error of the forecast in its place, and reaches it and the plan."""
+    from comfyui_toma.toma_core.forecast import GAIN
 
-    def keep(step, x0, *_):
-        answers.append((report_so_far(), x0.clone()))
-
-    def report_so_far() -> int:
-        return len(plans[-1].asked)
-
-    builders.sample(patched, **{**RUN, "steps": 4, "cfg": 1.0}, callback=keep)
+    patched, plans = planned(models["flux"], Full)
+    answers: list[torch.Tensor] = []
+    builders.sample(patched, **{**RUN, "steps": 6}, callback=lambda step, x0, *_: answers.append(x0.clone()))
     told = report(patched)
-    assert told.kinds == ["full", "full", "forecast", "full"]
-    assert [e.error is None for e in told.evaluations] == [True, False, True, True], "the last one nobody reads"
-    first, second = answers[0][1], answers[1][1]
-    wanted = float((first - second).norm() / second.norm())
-    assert told.evaluations[1].error == pytest.approx(wanted, rel=1e-4)
-    assert plans[-1].learnt == [told.evaluations[1].error]
+    places = [1 - e.sigma for e in told.evaluations]  # of a flow
+    wanted = [None, float((answers[0] - answers[1]).norm() / answers[1].norm())]
+    for i in range(2, 5):
+        ahead = GAIN * (places[i] - places[i - 1]) / (places[i - 1] - places[i - 2])
+        forecast = answers[i - 1] + ahead * (answers[i - 1] - answers[i - 2])
+        wanted.append(float((forecast - answers[i]).norm() / answers[i].norm()))
+    errors = [e.error for e in told.evaluations]
+    assert errors[0] is None and errors[-1] is None, "the last one nobody reads"
+    assert errors[1:-1] == pytest.approx(wanted[1:], rel=1e-3) and plans[-1].learnt == errors[1:-1]
 
 
 def test_grades_are_of_their_step(models):
