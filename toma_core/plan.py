@@ -140,7 +140,8 @@ class ErrorBudget:
 
     def next(self, moment: Moment, places: Sequence[float]) -> Decision:
         cost = moment.weight * self._error(moment.place, places)
-        off = (moment.step - self.since) * (self.cost + cost) / self._allowed(moment)
+        # the second evaluation of a step is a forecast too; one of an earlier step comes right before a restart
+        off = max(1, moment.step - self.since) * (self.cost + cost) / self._allowed(moment)
         last = moment.weight > END
         near = len(places) < 2 or moment.place - places[-1] <= REACH * (places[-1] - places[-2])
         again = bool(places) and moment.place <= places[-1]
@@ -165,7 +166,7 @@ class ErrorBudget:
 
     def _allowed(self, moment: Moment) -> float:
         """What the interval up to this step may cost."""
-        return self.tolerance * ((moment.step - self.since + 1) / moment.steps) ** 0.5
+        return self.tolerance * ((max(0, moment.step - self.since) + 1) / moment.steps) ** 0.5
 
     def _ran(self, moment: Moment, places: Sequence[float]) -> None:
         self.graded = (_distance(moment.place, places), moment.weight, self._allowed(moment))
