@@ -71,7 +71,15 @@ class ToMACompare(io.ComfyNode):
         drawn = _side_by_side(reference, image)
         text = _sentence(psnr, ssim, distance, before, after, speedup)
         some = shown_images(len(image))
-        wipe = {"reference": as_files(reference[some], cls), "image": as_files(image[some], cls), "numbers": some}
+        apart = quality.difference(reference[some], image[some])
+        most = float(apart.max())
+        wipe = {
+            "reference": as_files(reference[some], cls),
+            "image": as_files(image[some], cls),
+            "difference": as_files(_heat(apart / (most or 1.0)), cls),
+            "most": most,
+            "numbers": some,
+        }
         shown = {"images": as_files(drawn, cls), "toma_summary": [text], "toma_wipe": [wipe]}
         return io.NodeOutput(drawn, psnr, ssim, distance, before, after, speedup, text, ui=shown)
 

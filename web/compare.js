@@ -1,33 +1,40 @@
-// On the ToMACompare node: both images, one over the other, with a bar to wipe between them; and its sentence.
+// On the ToMACompare node: both images one over the other, with a bar to wipe between them, beside their difference; and
+// the node's sentence.
 import { addElement, make, onOutput } from "./dom.js";
 import { fileUrl } from "./files.js";
 import { say } from "./text.js";
 
-const LEAST_HEIGHT = 240;
+const LEAST_HEIGHT = 240, GAP = 6;
 
 export function addWipe(node) {
   const view = buildView();
   addElement(node, "summary", view.root, () => LEAST_HEIGHT);
   onOutput(node, "toma_summary", (sentence) => (view.sentence.textContent = sentence ?? ""));
   onOutput(node, "toma_wipe", view.load);
+  // What ComfyUI would show of the node's images is all in the view: in Vue nodes, and in classic ones.
+  node.hideOutputImages = true;
+  node.onDrawBackground = () => {};
 }
 
 function buildView() {
-  const under = make("img", { alt: "", draggable: false }), over = make("img", { alt: "", draggable: false });
+  const image = () => make("img", { alt: "", draggable: false });
+  const name = (key) => make("span", { className: `toma-name toma-${key}` });
+  const under = image(), over = image(), apart = image();
+  const names = ["reference", "image", "difference"].map(name);
   const bar = make("div", { className: "toma-wipe-bar" });
-  const names = ["reference", "image"].map((name) => make("span", { className: `toma-name toma-${name}` }));
-  const box = make("div", { className: "toma-wipe-box" }, under, over, bar, ...names);
+  const wipe = make("div", { className: "toma-wipe-box" }, under, over, bar, names[0], names[1]);
+  const difference = make("div", { className: "toma-wipe-box" }, apart, names[2]);
   const message = make("div", { className: "toma-message", textContent: say("noWipe") });
-  const stage = make("div", { className: "toma-stage" }, message, box);
-  const slider = make("input", { type: "range", min: 0, max: 100, step: 1, value: 50 });
-  const numbers = make("input", { type: "range", min: 0, max: 0, step: 1, value: 0 });
+  const stage = make("div", { className: "toma-stage" }, message, wipe, difference);
+  const slider = make("input", { type: "range", min: 0, max: 100, step: 1, value: 50, className: "toma-wipe" });
+  const numbers = make("input", { type: "range", min: 0, max: 0, step: 1, value: 0, className: "toma-frames" });
   const which = make("span", { className: "toma-which" });
   const batch = make("label", { className: "toma-batch" }, which, numbers);
   const sentence = make("div", { className: "toma-sentence" });
   const controls = make("div", { className: "toma-controls" }, slider, batch);
   const root = make("div", { className: "toma toma-compare" }, stage, controls, sentence);
   let files = null;
-  box.hidden = controls.hidden = true;
+  wipe.hidden = difference.hidden = controls.hidden = true;
 
   const place = (percent) => {
     const at = Math.min(Math.max(percent, 0), 100);
@@ -37,26 +44,32 @@ function buildView() {
     bar.style.left = `${at}%`;
   };
   const follow = (event) => {
-    const inside = box.getBoundingClientRect();
+    const inside = wipe.getBoundingClientRect();
     place((100 * (event.clientX - inside.left)) / inside.width);
   };
-  stage.addEventListener("pointerdown", (event) => {
-    if (event.button || !files) return;
-    stage.setPointerCapture(event.pointerId);
+  wipe.addEventListener("pointerdown", (event) => {
+    if (event.button) return;
+    wipe.setPointerCapture(event.pointerId);
     follow(event);
     slider.focus({ preventScroll: true });
     event.preventDefault(); // no selection, no dragging of the image
   });
-  stage.addEventListener("pointermove", (event) => stage.hasPointerCapture(event.pointerId) && follow(event));
+  wipe.addEventListener("pointermove", (event) => wipe.hasPointerCapture(event.pointerId) && follow(event));
   slider.addEventListener("input", () => place(Number(slider.value)));
 
-  // The images keep their shape inside of the stage, so that the bar runs over them and nothing else.
+  // The boxes have the shape of the images, beside each other or below: as they come out larger.
   const fit = () => {
-    const { naturalWidth: width, naturalHeight: height } = under;
-    if (!width || !stage.clientWidth) return;
-    const scale = Math.min(stage.clientWidth / width, stage.clientHeight / height);
-    box.style.width = `${width * scale}px`;
-    box.style.height = `${height * scale}px`;
+    const { naturalWidth: width, naturalHeight: height } = under, { clientWidth, clientHeight } = stage;
+    if (!width || !clientWidth || !clientHeight) return;
+    const beside = Math.min((clientWidth - GAP) / (2 * width), clientHeight / height);
+    const below = Math.min(clientWidth / width, (clientHeight - GAP) / (2 * height));
+    const scale = Math.max(beside, below);
+    stage.style.flexDirection = beside >= below ? "row" : "column";
+    for (const box of [wipe, difference]) {
+      box.style.width = `${width * scale}px`;
+      box.style.height = `${height * scale}px`;
+      box.classList.toggle("toma-pixels", scale >= 2);
+    }
   };
   new ResizeObserver(fit).observe(stage);
   under.addEventListener("load", fit);
@@ -65,9 +78,11 @@ function buildView() {
     const at = Math.min(Number(numbers.value), files.reference.length - 1);
     under.src = fileUrl(files.reference[at]);
     over.src = fileUrl(files.image[at]);
-    which.textContent = `${(files.numbers?.[at] ?? at) + 1}`;
+    apart.src = fileUrl(files.difference?.[at] ?? {});
+    which.textContent = say("frame", { f: Number(files.numbers?.[at] ?? at) + 1 });
     batch.hidden = files.reference.length < 2;
-    names.forEach((name, i) => (name.textContent = say(["reference", "image"][i])));
+    const largest = Number(Number(files.most ?? 0).toPrecision(2));
+    [say("reference"), say("image"), say("difference", { x: largest })].forEach((text, i) => (names[i].textContent = text));
     slider.setAttribute("aria-label", say("wipe"));
     numbers.setAttribute("aria-label", say("imageLabel"));
   };
@@ -81,7 +96,7 @@ function buildView() {
       if (!output?.reference?.length || !output.image?.length) return;
       files = output;
       message.hidden = true;
-      box.hidden = controls.hidden = false;
+      wipe.hidden = difference.hidden = controls.hidden = false;
       numbers.max = files.reference.length - 1;
       show();
     },

@@ -83,14 +83,16 @@ export function hideWidget(widget) {
 }
 
 /**
- * Adds `root` as a widget that is as tall as `inner`, and keeps the node, in the classic renderer, as tall as what it
- * shows: none of its widgets would use more room. Returns what makes it so again.
+ * Adds `root` as a widget that is as tall as `inner`, and keeps the node as tall as what it shows: none of its widgets
+ * would use more room. Returns what makes it so again.
  */
 export function addSnug(node, name, root, inner, guess) {
   let height = guess;
   const fit = () => {
-    if (!node.graph || node.flags?.collapsed || LiteGraph.vueNodesMode) return;
-    const needed = node.computeSize()[1];
+    if (!node.graph || node.flags?.collapsed) return;
+    // Vue nodes stretch the widget: what it has too much, the node has, too.
+    const slack = LiteGraph.vueNodesMode ? Math.max(0, root.clientHeight - Math.max(height, root.scrollHeight)) : 0;
+    const needed = LiteGraph.vueNodesMode ? node.size[1] - slack : node.computeSize()[1];
     if (Math.abs(node.size[1] - needed) < 1) return;
     node.setSize([node.size[0], needed]);
     node.setDirtyCanvas?.(true, true);

@@ -45,6 +45,7 @@ const EN = {
   noWipe: "Run the workflow: both images appear here.",
   reference: "reference",
   image: "image",
+  difference: "difference, white: {x}",
 };
 const KO = {
   full: "전체",
@@ -90,6 +91,7 @@ const KO = {
   noWipe: "워크플로를 실행하면 두 이미지가 여기에 나타납니다.",
   reference: "기준",
   image: "이미지",
+  difference: "차이, 흰색: {x}",
 };
 const ZH = {
   full: "完整",
@@ -135,6 +137,7 @@ const ZH = {
   noWipe: "运行工作流后，两张图像会显示在这里。",
   reference: "参考",
   image: "图像",
+  difference: "差异，白色：{x}",
 };
 
 // The reasons that toma_core gives are English: those that are known, in the page's language.
