@@ -37,8 +37,8 @@ class ToMA(io.ComfyNode):
             node_id="ToMA",
             display_name="ToMA (Token Merging)",
             category="model/patch",
-            description="Makes sampling faster: steps whose answer can be forecast are not run, and in others alike image "
-            "tokens are computed together. Put it between the model loader and the sampler.",
+            description="Makes sampling faster: steps whose answer can be forecast are not run, and in others alike "
+            "image tokens are computed together. Put it between the model loader and the sampler.",
             search_aliases=["token merge", "tome", "speed", "faster", "accelerate", "cache", "skip steps"],
             inputs=[
                 io.Model.Input("model", tooltip="The model to make faster: any diffusion model."),
@@ -46,9 +46,9 @@ class ToMA(io.ComfyNode):
                     "preset",
                     options=[*PRESETS, CUSTOM],
                     default=_PRESET,
-                    tooltip="How much speed for how much closeness to the plain image. quality: closest. balanced: a good "
-                    "default. fast: faster, the image may change in details. turbo: for runs of up to 8 steps. paper: "
-                    "the published ToMA settings. custom: the values below.",
+                    tooltip="How much speed for how much closeness to the plain image. quality: closest. balanced: a "
+                    "good default. fast: faster, the image may change in details. turbo: for runs of up to 8 steps. "
+                    "paper: the published ToMA settings. custom: the values below.",
                     extra_dict={"presets": _presets_for_page()},
                 ),
                 io.Float.Input(
@@ -113,8 +113,8 @@ class ToMA(io.ComfyNode):
                     default=_SHOWN.merge.value,
                     optional=True,
                     advanced=True,
-                    tooltip="What runs on merged tokens: rows of whole transformer blocks (fastest), each layer on its own (as "
-                    "published; on a DiT each block on its own), or attention only." + _CUSTOM_ONLY,
+                    tooltip="What runs on merged tokens: rows of whole transformer blocks (fastest), each layer on its "
+                    "own (as published; on a DiT each block on its own), or attention only." + _CUSTOM_ONLY,
                 ),
                 io.Combo.Input(
                     "budget",
@@ -139,7 +139,7 @@ class ToMA(io.ComfyNode):
                     default=True,
                     optional=True,
                     advanced=True,
-                    tooltip="Has no effect any more: tolerance has taken its place. It stays so that older workflows load.",
+                    tooltip="Has no effect any more: tolerance has taken its place. Older workflows still load.",
                 ),
                 io.Float.Input(
                     "tolerance",
@@ -149,8 +149,8 @@ class ToMA(io.ComfyNode):
                     step=0.001,
                     round=0.0001,
                     optional=True,
-                    tooltip="How far forecasts may take the image from the plain one, relative to it, whatever the number of "
-                    "steps. More is faster. 0: nothing is forecast." + _CUSTOM_ONLY,
+                    tooltip="How far forecasts may take the image from the plain one, relative to it, whatever the "
+                    "number of steps. More is faster. 0: nothing is forecast." + _CUSTOM_ONLY,
                 ),
             ],
             outputs=[io.Model.Output(tooltip="The same model, sampling faster.")],

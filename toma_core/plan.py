@@ -13,14 +13,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from math import ceil, floor, hypot, inf, isfinite
+from math import ceil, floor, inf, isfinite
 from typing import Protocol
 
-GROWTH = 0.5  # the error of a forecast is expected to grow as this power of (p - p1) (p - p0)
-FIRST = 4.0  # the rate of error per unit of the schedule that is assumed before anything is known
 REACH = 1.5  # how many times further than the last two answers are apart a forecast may go
-SLOW = 0.7  # an error estimate falls by no more than this factor at a time
-PROSPECT = 0.5  # share of the tolerance that a single forecast may cost before forecasting has no prospect
+SLOW = 0.5  # an error estimate falls by no more than this factor at a time
+PATIENCE = 3  # answers in a row of which not even one step could be forecast, before steps are merged
 
 
 class Kind(str, Enum):
@@ -41,7 +39,7 @@ class Action(str, Enum):
 @dataclass(frozen=True)
 class Moment:
     """One evaluation on the schedule. `place` runs from 0, pure noise, to 1; `weight` is the share of the remaining
-    noise that this step removes, and so the share of its answer that stays in the image."""
+    noise that this step removes, and so the share of its answer that the sampler takes in."""
 
     step: int
     steps: int
@@ -112,64 +110,68 @@ class ReuseSchedule:
 class ErrorBudget:
     """Forecasts as much as the tolerance allows, like the step-size controller of an ODE solver.
 
-    A forecast that is off by e changes the image by about weight * e. The forecasts between two computed answers err
-    in the same direction, so their errors add up; those of different intervals don't, so their squares do. A step is
-    forecast while
+    A forecast that is off by e changes the image by about weight * e. The n forecasts between two computed answers err
+    in the same direction, so their errors add up, and each of them shifts what the next is continued for, so they count
+    n times; those of different intervals don't, so their squares add up. Steps are forecast while what their interval
+    costs stays within its share of the schedule:
 
-        sum over earlier intervals of c^2  +  (c + weight * e)^2  <=  tolerance^2 * (step + 1) / steps
+        n * sum over the interval of weight * e  <=  tolerance * sqrt(steps of the interval / steps of the run)
 
-    c being what the present interval has cost so far: half of the schedule may use up half of the squared tolerance,
-    however many steps it has. e is not known before, but every evaluation that runs shows the error of the forecast
-    that would have stood in its place, and the error of a line through p0 and p1 grows as (p - p1) (p - p0).
+    All intervals together then cost no more than the tolerance, however many steps the run has. e is not known before,
+    but every evaluation that runs shows the error of the forecast that would have stood in its place, and the error of
+    a line grows with the distance as `_distance` says.
 
-    What may not be forecast runs in full; inside the merge window it is merged, if a forecast of this step alone would
-    use up a good part of the whole tolerance: then forecasting has no prospect here (a sampler that adds noise, high
-    guidance, few steps).
+    What may not be forecast runs in full. Where not even the step after a computed answer could be forecast, several
+    times in a row (a sampler that adds noise, high guidance, few steps), steps inside the merge window are merged.
     """
 
     def __init__(self, tolerance: float, window: ReuseSchedule) -> None:
         self.tolerance = tolerance
         self.window = window
-        self.earlier = 0.0  # sum of squares over the intervals that are over
-        self.interval = 0.0  # cost of the forecasts since the last answer that was computed
-        self.rate: float = FIRST  # error / distance, see _distance
-        self.learnt = False
+        self.cost = 0.0  # of the forecasts since the last answer that was computed
+        self.since = 0  # the step of that answer
+        self.rate = inf  # error / distance (see _distance); not known before the first grade
+        self.refused = 0  # computed answers in a row of which not even the next step could be forecast
         self.graded: tuple[float, float, float] | None = None  # distance, weight and allowance of the last evaluation
 
     def next(self, moment: Moment, places: Sequence[float]) -> Decision:
-        if not places:
-            self._ran(moment, places)
-            return Decision(Kind.FULL, "there is no earlier answer to continue")
-        allowed = self.tolerance * ((moment.step + 1) / moment.steps) ** 0.5
         cost = moment.weight * self._error(moment.place, places)
-        total = hypot(self.earlier**0.5, self.interval + cost)
-        off = total / allowed if allowed else inf
+        off = (moment.step - self.since) * (self.cost + cost) / self._allowed(moment)
         last = moment.weight >= 1.0
         near = len(places) < 2 or moment.place - places[-1] <= REACH * (places[-1] - places[-2])
-        if off <= 1.0 and near and not last:
-            self.interval += cost
+        again = bool(places) and moment.place <= places[-1]
+        if off <= 1.0 and near and not last and not again:
+            self.cost += cost
+            self.refused = 0
             return Decision(Kind.FORECAST, f"expected to be off by {off:.2g} times the tolerance")
+        self.refused += self.cost == 0.0 and 1.0 < off < inf
         self._ran(moment, places)
         if last:
             return Decision(Kind.FULL, "the last step")
+        if again:
+            return Decision(Kind.FULL, "evaluated once more at the same sigma")
+        if not isfinite(off):
+            return Decision(Kind.FULL, "how wrong a forecast would be is not known yet")
         if off <= 1.0:
-            return Decision(Kind.FULL, "too far from the last answers")
-        if cost > PROSPECT * self.tolerance and self.window.active(moment.step, moment.steps):
-            return Decision(Kind.MERGED, f"a forecast would be off by {off:.2g} times the tolerance")
-        return Decision(Kind.FULL, f"a forecast would be off by {off:.2g} times the tolerance")
+            return Decision(Kind.FULL, "too far from the last answers to be forecast")
+        merges = self.refused >= PATIENCE and self.window.active(moment.step, moment.steps)
+        why = f"a forecast would be off by {off:.2g} times the tolerance"
+        return Decision(Kind.MERGED if merges else Kind.FULL, why)
+
+    def _allowed(self, moment: Moment) -> float:
+        """What the interval up to this step may cost."""
+        return self.tolerance * ((moment.step - self.since + 1) / moment.steps) ** 0.5
 
     def _ran(self, moment: Moment, places: Sequence[float]) -> None:
-        self.earlier += self.interval**2
-        self.interval = 0.0
-        allowed = self.tolerance * ((moment.step + 1) / moment.steps) ** 0.5
-        self.graded = (_distance(moment.place, places), moment.weight, allowed)
+        self.graded = (_distance(moment.place, places), moment.weight, self._allowed(moment))
+        self.cost, self.since = 0.0, moment.step
 
     def _error(self, place: float, places: Sequence[float]) -> float:
         """The relative error that a forecast at `place` is expected to have."""
-        return self.rate * _distance(place, places)
+        return self.rate * _distance(place, places) if places and self.rate < inf else inf
 
     def restart(self) -> None:
-        self.rate, self.learnt = inf, False
+        self.rate, self.refused = inf, 0
 
     def learn(self, error: float) -> float | None:
         if self.graded is None:
@@ -177,17 +179,17 @@ class ErrorBudget:
         distance, weight, allowed = self.graded
         if distance > 0:
             seen = error / distance if isfinite(error) else inf
-            self.rate = max(seen, SLOW * self.rate) if self.learnt else seen
-            self.learnt = True
-        return hypot(self.earlier**0.5, weight * error) / allowed if allowed else inf
+            self.rate = seen if self.rate == inf else max(seen, SLOW * self.rate)
+        return weight * error / allowed
 
 
 def _distance(place: float, places: Sequence[float]) -> float:
-    """How far a forecast at `place` reaches, as its error grows; 0 if there is nothing to forecast from."""
+    """How far a forecast at `place` reaches, as its error is expected to grow: m from one answer, m (m + g) / g along
+    a line through two that are g apart. 0 if there is nothing to forecast from."""
     if not places:
         return 0.0
     ahead = max(place - places[-1], 0.0)
-    return ahead if len(places) < 2 else (ahead * (place - places[-2])) ** GROWTH
+    return ahead if len(places) < 2 else ahead * (place - places[-2]) / (places[-1] - places[-2])
 
 
 def noise_level(sigma: float, flow: bool) -> float:

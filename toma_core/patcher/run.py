@@ -92,9 +92,11 @@ class Run:
 
     # --------------------------------------------------------------------- the guider's answer
 
-    def predict_noise(self, executor, x: Tensor, timestep: Tensor, model_options: dict = {}, seed=None) -> Tensor:
+    def predict_noise(
+        self, executor, x: Tensor, timestep: Tensor, model_options: dict | None = None, seed=None
+    ) -> Tensor:
         """Wraps the guider: the clean estimate for x [B, C, ...] at the sigma `timestep` [B], forecast or computed."""
-        guider = executor.class_obj
+        guider, model_options = executor.class_obj, model_options or {}
         sigmas = model_options.get("transformer_options", {}).get("sample_sigmas")
         if sigmas is None or x.requires_grad:
             why = "the latent asks for gradients, as in training" if x.requires_grad else "there is no schedule"
@@ -126,7 +128,8 @@ class Run:
         entry.work = run / full if full else 1.0
         if decision.kind is Kind.MERGED and run >= full:
             entry.kind, entry.why = Kind.FULL.value, "no tokens were merged here"
-        if self.inner_calls and self.calls > calls and self.inner_calls == inner:
+        answered = self.inner_calls and self.calls > calls and self.inner_calls == inner
+        if answered or not isinstance(answer, Tensor) or answer.shape != arguments[0].shape:
             entry.why = "another node answered in the place of the model"
             self.forecast.forget()
             self.plan.restart()
@@ -134,7 +137,7 @@ class Run:
         return self._observe(answer, moment) if self.settings.tolerance else answer
 
     def _observe(self, answer: Tensor, moment: Moment) -> Tensor:
-        """Takes the answer into the history; what the sampler gets is corrected by the errors of forecasts before it."""
+        """Takes the answer into the history; what the sampler gets is corrected by the errors of earlier forecasts."""
         if self.record and self.forecast.anchors:
             error = (self.forecast.at(moment.place) - answer).abs().mean(1) / answer.abs().mean().clamp_min(1e-20)
             self.report.error_maps.append(ErrorMap(moment.step, error.unsqueeze(1) if error.ndim == 3 else error))
@@ -198,8 +201,8 @@ class Run:
         transformer_options=None,
         **inputs,
     ):
-        """Wraps BaseModel.apply_model: says what the blocks do with their tokens, runs the model, keeps what was renewed.
-        What can't go on merged is run again in full."""
+        """Wraps BaseModel.apply_model: says what the blocks do with their tokens, runs the model, keeps what was
+        renewed. What can't go on merged is run again in full."""
         self.calls += 1
         options = dict(transformer_options or {})
         network = executor.class_obj.diffusion_model
