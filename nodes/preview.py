@@ -203,11 +203,12 @@ def _save(report: Report, message: str, shown: list[int]) -> dict:
     ]
     groups = list(dict.fromkeys(pick.group for pick in report.picks))
     recorded = {"frames": _frames(report), "groups": groups, "picks": picks, "images": shown, **told(report)}
+    reason = "" if report.picks else why_unmerged(report)
     recorded["errors"] = [_error(found) for found in error_maps(report)]
     name = f"toma_{uuid.uuid4().hex}.json"
     folder = Path(folder_paths.get_temp_directory())
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / name).write_text(json.dumps({**recorded, "message": message}), encoding="utf-8")
+    (folder / name).write_text(json.dumps({**recorded, "message": message, "reason": reason}), encoding="utf-8")
     return {"filename": name, "subfolder": "", "type": "temp"}
 
 

@@ -7,6 +7,7 @@ import logging
 from comfy_api.latest import io
 
 from ..toma_core.patcher import family_of, patch
+from ..toma_core.plan import PATIENCE
 from ..toma_core.settings import (
     BUDGETS,
     CUSTOM,
@@ -49,7 +50,7 @@ class ToMA(io.ComfyNode):
                     tooltip="How much speed for how much closeness to the plain image. quality: closest. balanced: a "
                     "good default. fast: faster, the image may change in details. turbo: for runs of up to 8 steps. "
                     "paper: the published ToMA settings. custom: the values below.",
-                    extra_dict={"presets": _presets_for_page()},
+                    extra_dict={"presets": _presets_for_page(), "patience": PATIENCE},
                 ),
                 io.Float.Input(
                     "ratio",

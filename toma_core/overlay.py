@@ -53,7 +53,7 @@ def forecast_error(image: Tensor, error: Tensor, most: float) -> Tensor:
     token, *_ = _cells(image, (rows, columns))
     share = (error.float().cpu() / max(most, 1e-20)).clamp(0, 1).flatten()[token]
     grey = _rgb(image).mean(-1, keepdim=True).expand(-1, -1, 3) * 0.45
-    drawn = torch.lerp(grey, _colour(share), (0.35 + 0.65 * share)[..., None])
+    drawn = torch.lerp(grey, _colour(share), (0.12 + 0.88 * share)[..., None])
     return _with_legend(drawn, "error of the forecast", "0", f"{most:.0%}" if most >= 0.1 else f"{most:.1%}")
 
 

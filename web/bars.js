@@ -21,6 +21,7 @@ export function buildBars() {
     entries.forEach(({ element }, i) => element.classList.toggle("toma-here", i === at));
     caption.textContent = entries[at]?.label ?? rest;
     caption.classList.toggle("toma-quiet", at < 0 && inner.dataset.state !== "done");
+    caption.classList.toggle("toma-pointed", at >= 0); // the node must not grow under the mouse
   };
   bars.addEventListener("pointermove", (event) => point(entryAt(bars, entries, event)));
   bars.addEventListener("pointerleave", () => point(-1));

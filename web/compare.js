@@ -1,14 +1,15 @@
 // On the ToMACompare node: both images one over the other, with a bar to wipe between them, beside their difference; and
 // the node's sentence.
-import { addElement, make, onOutput } from "./dom.js";
+import { addSnug, chain, make, onOutput } from "./dom.js";
 import { fileUrl } from "./files.js";
 import { say } from "./text.js";
 
-const LEAST_HEIGHT = 240, GAP = 6;
+const EMPTY_HEIGHT = 84;
 
 export function addWipe(node) {
   const view = buildView();
-  addElement(node, "summary", view.root, () => LEAST_HEIGHT);
+  view.fit = addSnug(node, "summary", view.root, view.inner, EMPTY_HEIGHT);
+  chain(node, "onResize", () => requestAnimationFrame(view.fit));
   onOutput(node, "toma_summary", (sentence) => (view.sentence.textContent = sentence ?? ""));
   onOutput(node, "toma_wipe", view.load);
   // What ComfyUI would show of the node's images is all in the view: in Vue nodes, and in classic ones.
@@ -22,17 +23,18 @@ function buildView() {
   const under = image(), over = image(), apart = image();
   const names = ["reference", "image", "difference"].map(name);
   const bar = make("div", { className: "toma-wipe-bar" });
-  const wipe = make("div", { className: "toma-wipe-box" }, under, over, bar, names[0], names[1]);
+  const wipe = make("div", { className: "toma-wipe-box toma-wiped" }, under, over, bar, names[0], names[1]);
   const difference = make("div", { className: "toma-wipe-box" }, apart, names[2]);
   const message = make("div", { className: "toma-message", textContent: say("noWipe") });
-  const stage = make("div", { className: "toma-stage" }, message, wipe, difference);
+  const pair = make("div", { className: "toma-pair" }, message, wipe, difference);
   const slider = make("input", { type: "range", min: 0, max: 100, step: 1, value: 50, className: "toma-wipe" });
   const numbers = make("input", { type: "range", min: 0, max: 0, step: 1, value: 0, className: "toma-frames" });
   const which = make("span", { className: "toma-which" });
   const batch = make("label", { className: "toma-batch" }, which, numbers);
   const sentence = make("div", { className: "toma-sentence" });
   const controls = make("div", { className: "toma-controls" }, slider, batch);
-  const root = make("div", { className: "toma toma-compare" }, stage, controls, sentence);
+  const inner = make("div", { className: "toma-inner" }, pair, controls, sentence);
+  const root = make("div", { className: "toma toma-compare" }, inner);
   let files = null;
   wipe.hidden = difference.hidden = controls.hidden = true;
 
@@ -57,22 +59,13 @@ function buildView() {
   wipe.addEventListener("pointermove", (event) => wipe.hasPointerCapture(event.pointerId) && follow(event));
   slider.addEventListener("input", () => place(Number(slider.value)));
 
-  // The boxes have the shape of the images, beside each other or below: as they come out larger.
-  const fit = () => {
-    const { naturalWidth: width, naturalHeight: height } = under, { clientWidth, clientHeight } = stage;
-    if (!width || !clientWidth || !clientHeight) return;
-    const beside = Math.min((clientWidth - GAP) / (2 * width), clientHeight / height);
-    const below = Math.min(clientWidth / width, (clientHeight - GAP) / (2 * height));
-    const scale = Math.max(beside, below);
-    stage.style.flexDirection = beside >= below ? "row" : "column";
+  // The boxes have the shape of the images, and small images keep their pixels.
+  under.addEventListener("load", () => {
     for (const box of [wipe, difference]) {
-      box.style.width = `${width * scale}px`;
-      box.style.height = `${height * scale}px`;
-      box.classList.toggle("toma-pixels", scale >= 2);
+      box.style.aspectRatio = `${under.naturalWidth} / ${under.naturalHeight}`;
+      box.classList.toggle("toma-pixels", under.naturalWidth < 200);
     }
-  };
-  new ResizeObserver(fit).observe(stage);
-  under.addEventListener("load", fit);
+  });
 
   const show = () => {
     const at = Math.min(Number(numbers.value), files.reference.length - 1);
@@ -91,6 +84,7 @@ function buildView() {
 
   return {
     root,
+    inner,
     sentence,
     load(output) {
       if (!output?.reference?.length || !output.image?.length) return;

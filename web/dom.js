@@ -91,7 +91,7 @@ export function addSnug(node, name, root, inner, guess) {
   const fit = () => {
     if (!node.graph || node.flags?.collapsed) return;
     // Vue nodes stretch the widget: what it has too much, the node has, too.
-    const slack = LiteGraph.vueNodesMode ? Math.max(0, root.clientHeight - Math.max(height, root.scrollHeight)) : 0;
+    const slack = LiteGraph.vueNodesMode ? Math.max(0, root.clientHeight - inner.offsetHeight) : 0;
     const needed = LiteGraph.vueNodesMode ? node.size[1] - slack : node.computeSize()[1];
     if (Math.abs(node.size[1] - needed) < 1) return;
     node.setSize([node.size[0], needed]);

@@ -127,7 +127,7 @@ export function frameOf({ grid: [rows, columns], kept, assignment }, frame, fram
 export function drawError(canvas, image, { size: [rows, columns], bytes }, aspect) {
   const context = canvas.getContext("2d"), box = place(canvas, aspect);
   const small = new OffscreenCanvas(columns, rows), cells = new ImageData(columns, rows);
-  bytes.forEach((byte, i) => cells.data.set([...colour(byte / 255), 89 + Math.round((166 * byte) / 255)], i * 4));
+  bytes.forEach((byte, i) => cells.data.set([...colour(byte / 255), 30 + Math.round((225 * byte) / 255)], i * 4));
   small.getContext("2d").putImageData(cells, 0, 0);
   context.clearRect(0, 0, canvas.width, canvas.height);
   context.fillStyle = "#000";

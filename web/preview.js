@@ -76,8 +76,8 @@ function buildView(node) {
     const asMap = data.errors.length && (style === ERROR || !data.picks.length);
     const told = asMap ? drawMap(step, at, image) : drawPick(step, at, image, style);
     caption.textContent = [whatItWas(run, step), ...told].filter(Boolean).join(" · ");
-    remark.hidden = Boolean(data.picks.length);
-    remark.textContent = data.message;
+    remark.hidden = !data.reason;
+    remark.textContent = data.reason ?? "";
   };
   const drawMap = (step, at, image) => {
     const found = atStep(data.errors, step - 1), [depth, rows, columns] = found.size;

@@ -12,10 +12,10 @@ const FAMILY_NAMES = { unet: "SDXL", dit: "Flux" };
 const nodes = new Set();
 
 /** Turns a new ToMA node into one that shows what it will do and what it did. presets: {name: {family: settings}} */
-export function addStrip(node, presets) {
+export function addStrip(node, presets, patience) {
   const keys = Object.keys(Object.values(presets)[0].unet), bars = buildBars();
   const root = make("div", { className: "toma toma-strip" }, bars.inner);
-  const state = { node, presets, keys, bars, current: new Current(), drawn: "" };
+  const state = { node, presets, patience, keys, bars, current: new Current(), drawn: "" };
   hideWidget(widgetOf(node, "carry_detail"));
   state.fit = addSnug(node, "schedule", root, bars.inner, PLAN_HEIGHT);
   node.setSize([Math.max(node.size[0], LEAST_WIDTH), node.computeSize()[1]]);
@@ -109,7 +109,8 @@ function update(state) {
   state.fit();
   if (JSON.stringify(about) === state.drawn) return;
   state.drawn = JSON.stringify(about);
-  const plan = planned(planOf(settings, run?.steps ?? sampler?.steps ?? EXAMPLE_STEPS, family(state)), settings);
+  const steps = run?.steps ?? sampler?.steps ?? EXAMPLE_STEPS;
+  const plan = planned(planOf(settings, steps, family(state), state.patience), settings);
   if (run) {
     const { columns, legend } = happened(run, plan.columns.map(([bar]) => bar));
     bars.draw(run.over ? "done" : "running", columns, legend, lineOf(run));

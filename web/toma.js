@@ -5,7 +5,7 @@ import { SETTING, tellServer, watchPicks } from "./live.js";
 import { addPreview } from "./preview.js";
 import { addStrip, watchRuns } from "./strip.js";
 
-let presets = null;
+let presets = null, patience = 0;
 
 app.registerExtension({
   name: "ToMA",
@@ -26,10 +26,10 @@ app.registerExtension({
   },
   beforeRegisterNodeDef(_, nodeData) {
     // The table of toma_core/settings.py travels with the node's definition.
-    if (nodeData.name === "ToMA") presets = nodeData.input.required.preset[1].presets;
+    if (nodeData.name === "ToMA") ({ presets, patience } = nodeData.input.required.preset[1]);
   },
   nodeCreated(node) {
-    if (node.comfyClass === "ToMA" && presets) node.tomaStrip = addStrip(node, presets);
+    if (node.comfyClass === "ToMA" && presets) node.tomaStrip = addStrip(node, presets, patience);
     if (node.comfyClass === "ToMAPreview") addPreview(node);
     if (node.comfyClass === "ToMACompare") addWipe(node);
   },
