@@ -116,7 +116,7 @@ def _drawn(
     if maps and (style == ERROR or not report.picks):
         found = at_step(maps, step)
         places = [_place(number, len(images), len(found.error), frames) for number in numbers]
-        most = float(found.error.max())
+        most = _scale(found.error)
         drawn = [overlay.forecast_error(i, found.error[b, min(t, found.error.shape[1] - 1)], most)
                  for i, (b, t) in zip(shown, places)]  # fmt: skip
         return torch.stack(drawn), (_off(report, found), reason)
@@ -216,10 +216,16 @@ def _packed(numbers: Tensor) -> str:
     return b64encode(numbers.to(torch.int32).numpy().astype("<i4").tobytes()).decode()
 
 
+def _scale(error: Tensor) -> float:
+    """Where the colours end: single cells that stick out must not take them from all others."""
+    values = error.float().flatten()
+    return float(values.kthvalue(max(1, round(0.995 * len(values)))).values)
+
+
 def _error(found: ErrorMap) -> dict:
-    """A map [B, T, H, W] as bytes, 255 standing for `most`."""
+    """A map [B, T, H, W] as bytes, 255 standing for `most` and more."""
     error = torch.nan_to_num(found.error.float(), 0.0, 1e6, 0.0)
-    most = float(error.max())
-    parts = (error / max(most, 1e-20) * 255).round().to(torch.uint8)
+    most = _scale(error)
+    parts = (error / max(most, 1e-20) * 255).clamp(0, 255).round().to(torch.uint8)
     packed = [b64encode(part.numpy().tobytes()).decode() for part in parts]
     return {"step": found.step, "size": list(error.shape[1:]), "most": most, "error": packed}
