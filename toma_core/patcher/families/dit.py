@@ -183,7 +183,7 @@ class DiTFamily(Family):
         if isinstance(text, Tensor):
             evaluation.scratch[TEXT] = text.shape[1]
         tokens = sequence.flatten(1, -2)
-        if stream.side and evaluation.settings.rides:
+        if stream.side:
             if begins:
                 evaluation.count(place, evaluation.grid, tokens, count, count)
                 return run(args)

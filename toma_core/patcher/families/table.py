@@ -99,6 +99,7 @@ _WAN = Stream(
     per_frame={"vec": 4},
     crosses=True,
     of_text=("cross_attn.k", "cross_attn.v"),
+    per_image=("_img",),  # each token of the context meets one pair of keys and values, of the text or of an image
 )
 
 ENTRIES = [
