@@ -10,6 +10,7 @@ from comfy_server import PromptError
 CUSTOM = {
     "ratio": 0.5, "tile_size": "8", "reselect_every": 2, "reweight_every": 2, "start_percent": 0.0,
     "end_percent": 1.0, "merge": "whole block", "budget": "equal", "skip_first_blocks": -1, "carry_detail": True,
+    "tolerance": 0.0,
 }  # fmt: skip
 
 
@@ -81,6 +82,8 @@ def test_ratio_zero_is_the_unmerged_picture(server):
         ({"ratio": "many"}, "ratio"),
         ({"tile_size": "5"}, "tile_size"),
         ({"reselect_every": 0}, "reselect_every"),
+        ({"tolerance": 1.5}, "tolerance"),
+        ({"tolerance": "little"}, "tolerance"),
         ({"merge": "everything"}, "merge"),
         ({"preset": "best"}, "preset"),
     ],
@@ -90,3 +93,14 @@ def test_bad_values_are_refused_before_anything_runs(server, wrong, told):
         server.queue(prompt("flux", wrong))
     errors = refused.value.details["node_errors"]["5"]["errors"]
     assert told in str(errors), errors
+
+
+@pytest.mark.parametrize("name", ["flux", "sdxl-like unet"])
+def test_missing_optional_widgets_are_the_defaults(server, name):
+    """As in prompts by the API, and in those of earlier versions, which know no tolerance."""
+    graph = prompt(name, {"preset": "balanced"}, steps=8)
+    whole = picture(server, graph)
+    graph["5"]["inputs"] = {"model": ["1", 0], "preset": "balanced"}
+    assert (picture(server, graph) == whole).all()
+    graph["5"]["inputs"] = {"model": ["1", 0], "preset": "custom"}
+    assert picture(server, graph).std() > 5
