@@ -184,7 +184,9 @@ def _off(report: Report, found: ErrorMap) -> str:
     graded = [e for e in report.evaluations if e.step == found.step and e.off is not None]
     times = f", {graded[-1].off:.2g} times the tolerance" if graded else ""
     mean, most = float(found.error.mean()), float(found.error.max())
-    return f"Step {found.step + 1}: a forecast would have been off by {mean:.1%}{times}, where it is worst by {most:.0%}."
+    return (
+        f"Step {found.step + 1}: a forecast would have been off by {mean:.1%}{times}, where it is worst by {most:.0%}."
+    )
 
 
 def _save(report: Report, message: str, shown: list[int]) -> dict:

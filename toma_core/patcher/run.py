@@ -7,12 +7,10 @@ A run lives from the sampler's start to its end, inside the options of that one 
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Hashable, Sequence
 from contextlib import ExitStack
 from threading import Lock
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -21,32 +19,16 @@ from ..chunks import Kept
 from ..clean import latent_of, tokens_of, unmerged
 from ..evaluation import Evaluation, Unmergeable
 from ..forecast import Forecast
-from ..merge import Merge, Select, reselect
+from ..merge import Select, reselect
 from ..plan import Action, Decision, Kind, Moment, Plan, moment_at
 from ..settings import Settings
+from .account import Account, Listener
 from .breaks import phase_of
 from .dynamo import as_a_call_of_its_own, keep_out_of_graphs, room_for_graphs
 from .families.base import KEY, Family, seams_on
 from .families.dit import DiTFamily
 from .memory import ours, raise_unless_out_of_memory
-from .report import ErrorMap, Evaluated, Pick, Report
-
-
-class Listener(Protocol):
-    """Somebody who watches a run. All is called on the sampler's thread and has to return at once."""
-
-    def __bool__(self) -> bool:
-        """Whether anything would be seen now; while it is false nothing is computed for it."""
-
-    def stepped(self, report: Report) -> None:
-        """An evaluation begins: the last one of the report."""
-
-    def picked(self, pick: Pick) -> None:
-        """Tokens of the prompt were chosen."""
-
-    def ended(self, report: Report) -> None:
-        """The run is over, also when it was stopped. Told even while `bool` is false."""
-
+from .report import ErrorMap, Evaluated, Report
 
 UNASKED = "another node runs the model in a way of its own, so that this run was never asked"
 NO_BLOCKS = "no tokens were merged: no block of the model came by, another node runs the model in a way of its own"
@@ -72,6 +54,7 @@ class Run:
         self.plan: Plan = plan or settings.plan()
         self.forecast = Forecast()
         self.report = Report(family.name, settings, blocks=len(family.places))
+        self.account = Account(self.report, family, record, listener)
         self.sigmas: list[float] = []
         self.flow = True
         self.seen: tuple | None = None  # shape, phase and step of the last evaluation
@@ -81,11 +64,9 @@ class Run:
         self.kept: dict[Hashable, tuple[Kept, int]] = {}
         self.passes: dict[Hashable, int] = {}
         self.merged_steps: set[int] = set()
-        self.merged_blocks: set[tuple[str, int]] = set()
         self.networks: dict[int, ExitStack] = {}  # whose forwards are wrapped
         self.calls = self.inner_calls = 0  # of the model, and of those the ones that no other node answered
         self.started: float | None = None
-        self.missed_picks = False
         self.lock = Lock()  # several devices evaluate chunks of one batch at a time, each on a thread of its own
         keep_out_of_graphs(Run)
 
@@ -102,7 +83,7 @@ class Run:
         sigmas = model_options.get("transformer_options", {}).get("sample_sigmas")
         if sigmas is None or x.requires_grad:
             why = "the latent asks for gradients, as in training" if x.requires_grad else "there is no schedule"
-            self.note(f"nothing is forecast or merged: {why}")
+            self.account.note(f"nothing is forecast or merged: {why}")
             return executor(x, timestep, model_options, seed)
         self._begin(guider, sigmas)
         sigma = self._read(timestep)
@@ -123,10 +104,10 @@ class Run:
     def _compute(self, executor, arguments: tuple, decision: Decision, moment: Moment, entry: Evaluated) -> Tensor:
         """The model's own answer. It grades the forecast that would have stood in its place."""
         self.decision, self.passes = decision, {}
-        calls, inner, before = self.calls, self.inner_calls, self._flops()
+        calls, inner, before = self.calls, self.inner_calls, self.account.flops()
         answer = executor(*arguments)
         self.decision = None
-        full, run = (now - then for now, then in zip(self._flops(), before))
+        full, run = (now - then for now, then in zip(self.account.flops(), before))
         entry.work = run / full if full else 1.0
         if decision.kind is Kind.MERGED and run >= full:
             entry.kind, entry.why = Kind.FULL.value, "no tokens were merged here"
@@ -155,9 +136,11 @@ class Run:
         self.report.steps = max(1, len(self.sigmas) - 1)
         self.flow = _is_flow(guider)
         if self.family.why_unmerged and self.settings.ratio:
-            self.note(f"tokens are not merged: {self.family.why_unmerged}")
+            self.account.note(f"tokens are not merged: {self.family.why_unmerged}")
         elif self.family.places and all(place.skipped for place in self.family.places):
-            self.note(f"tokens are not merged: skip_first_blocks leaves none of the {len(self.family.places)} blocks")
+            self.account.note(
+                f"tokens are not merged: skip_first_blocks leaves none of the {len(self.family.places)} blocks"
+            )
 
     def _read(self, timestep: Tensor) -> float:
         """This evaluation's sigma, and the grade of the last one that ran: the one time in a step that the host waits
@@ -216,15 +199,15 @@ class Run:
         try:
             out = self._network(evaluation, executor, x, t, c_concat, c_crossattn, control, options, inputs)
         except Unmergeable as stop:
-            self.note(f"left unmerged because {stop}")
+            self.account.note(f"left unmerged because {stop}")
             out = None
         if out is None:  # outside of `except`, which would hold on to memory
             evaluation = self._evaluation(x, keys, options, inputs, merges=False)
             out = self._network(evaluation, executor, x, t, c_concat, c_crossattn, control, options, inputs)
         with self.lock:
             self._keep(evaluation, keys, out)
-            self._note_picks(evaluation, options.get("cond_or_uncond") or [0])
-            self._count(evaluation, x)
+            self.account.picks(evaluation, options.get("cond_or_uncond") or [0])
+            self.account.count(evaluation, x)
         return out
 
     def _network(self, evaluation: Evaluation, executor, x, t, c_concat, c_crossattn, control, options, inputs):
@@ -275,7 +258,7 @@ class Run:
             return leave
         why = family.why_not(x, options, inputs)
         if why:
-            self.note(f"tokens are not merged: {why}")
+            self.account.note(f"tokens are not merged: {why}")
             return leave
         parts = [part for part in map(self.kept.get, keys) if part is not None]
         try:
@@ -305,7 +288,7 @@ class Run:
         try:
             ours(evaluation.merge_for, self.family.places[-1], evaluation.last.clean, evaluation.grid)
         except Unmergeable as stop:
-            self.note(f"left unmerged because {stop}")
+            self.account.note(f"left unmerged because {stop}")
             return None
         return evaluation
 
@@ -327,59 +310,6 @@ class Run:
         horizon = now - 2 * max(2, self.settings.reselect_every)
         self.kept = {key: part for key, part in self.kept.items() if part[0].used_at >= horizon}
 
-    # --------------------------------------------------------------------- the account
-
-    def note(self, text: str) -> None:
-        """Something that a user should know of this run: said once in the log, and in the report."""
-        if text not in self.report.notes:
-            self.report.notes.append(text)
-            logging.warning("ToMA: %s", text)
-
-    def _note_picks(self, evaluation: Evaluation, sides: list[int]) -> None:
-        """Picks of the prompt itself, not of the negative one; of blocks alike, those of the first."""
-        slot = sides.index(0) if 0 in sides else None
-        if slot is None or not evaluation.renewed or not (self.record or self.listener):
-            return
-        step = self.report.evaluations[-1].step
-        seen = {(pick.step, pick.group) for pick in self.report.picks}
-        for place, grid, merge in evaluation.renewed.values():
-            group, size = self.family.label(place, grid), len(merge.kept) // len(sides)
-            if (step, group) in seen or len(merge.kept) % len(sides):  # another node has split the batch
-                continue
-            seen.add((step, group))
-            try:
-                self._note_pick(step, group, grid, merge.images(slot * size, (slot + 1) * size))
-            except RuntimeError as error:
-                raise_unless_out_of_memory(error)
-                if not self.missed_picks:
-                    logging.warning("ToMA: no memory to note the picks of step %d: not all are shown", step)
-                self.missed_picks = True
-                return
-
-    def _note_pick(self, step: int, group: str, grid: tuple[int, int], merge: Merge) -> None:
-        pick = Pick(step, group, grid, merge.kept, merge.assignment)
-        if self.record:
-            self.report.picks.append(pick)
-        if self.listener:
-            self.listener.picked(pick)
-
-    def _flops(self) -> tuple[float, float]:
-        return self.report.flops_full, self.report.flops_run
-
-    def _count(self, evaluation: Evaluation, x: Tensor) -> None:
-        report, batch = self.report, x.shape[0]
-        report.latent = tuple(x.shape[2:])
-        other = batch * self.family.other_flops(tuple(x.shape)) if evaluation.counted else 0.0
-        report.flops_full += other
-        report.flops_run += other
-        for where, counted in evaluation.counted.items():
-            place = self.family.by_name[where]
-            report.flops_full += batch * self.family.block_flops(place, counted, counted.before)
-            report.flops_run += batch * self.family.block_flops(place, counted, counted.after)
-            if counted.after < counted.before:
-                self.merged_blocks.add(where)
-                report.tokens[self.family.label(place, counted.grid)] = (counted.before, counted.after)
-
     def end(self, finished: bool, attention: str) -> Report:
         """Drops all that was kept and gives the account of the run."""
         for seams in self.networks.values():
@@ -388,10 +318,10 @@ class Run:
         report = self.report
         report.seconds = time.perf_counter() - self.started if self.started else 0.0
         if finished and not report.evaluations:
-            self.note(f"nothing was forecast or merged: {UNASKED}")
+            self.account.note(f"nothing was forecast or merged: {UNASKED}")
         elif finished and self.family.places and not report.flops_full:
-            self.note(NO_BLOCKS)
-        report.blocks_merged = len(self.merged_blocks)
+            self.account.note(NO_BLOCKS)
+        report.blocks_merged = len(self.account.merged_blocks)
         report.attention = attention
         report.finished = finished
         report.picks = [pick.cpu() for pick in report.picks]
