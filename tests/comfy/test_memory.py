@@ -137,7 +137,9 @@ def test_peak_memory_is_that_of_the_unmerged_run(comfy, name):
     for preset in PRESETS:
         settings = ours.PRESETS[preset]["unet" if name == "sdxl" else "dit"]
         peak = real.sampled(settings, "FFPMPMM" if settings.tolerance else "FMM")
-        assert real.merged == 2 + bool(settings.tolerance) or preset == "paper", "nothing was merged: this shows nothing"
+        assert real.merged == 2 + bool(settings.tolerance) or preset == "paper", (
+            "nothing was merged: this shows nothing"
+        )
         more = (real.weights + peak.most) / (real.weights + unmerged.most) - 1
         print(f"{name} {preset}: {more:+.2%} of {(real.weights + unmerged.most) / 2**30:.1f} GiB")
         assert more < 0.0025, (preset, more)

@@ -8,6 +8,7 @@ A run lives from the sampler's start to its end, inside the options of that one 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from contextlib import ExitStack
 from threading import Lock
@@ -23,7 +24,7 @@ from ..merge import Select, reselect
 from ..plan import Action, Decision, Kind, Moment, Plan, moment_at
 from ..settings import Settings
 from .account import Account, Listener
-from .breaks import phase_of
+from .breaks import asked_for, phase_of
 from .dynamo import as_a_call_of_its_own, keep_out_of_graphs, room_for_graphs
 from .families.base import KEY, Family, seams_on
 from .families.dit import DiTFamily
@@ -31,6 +32,9 @@ from .memory import ours, raise_unless_out_of_memory
 from .report import ErrorMap, Evaluated, Report
 
 UNASKED = "another node runs the model in a way of its own, so that this run was never asked"
+SEVERAL = "nothing is forecast: another node asks more than once at each sigma"
+NO_LATENT = "nothing is forecast: the guider's answer is not a latent, another node has changed what it gives"
+NOT_TOLD = "another node runs the blocks without their transformer_options, or does not run them"
 NO_BLOCKS = "no tokens were merged: no block of the model came by, another node runs the model in a way of its own"
 
 
@@ -58,6 +62,7 @@ class Run:
         self.sigmas: list[float] = []
         self.flow = True
         self.seen: tuple | None = None  # shape, phase and step of the last evaluation
+        self.several = False  # whether several latents are sampled at a time
         self.decision: Decision | None = None  # of the evaluation that is under way
         self.grade: Tensor | None = None  # of the last evaluation that ran, still on the device
         self.since = 0.0
@@ -80,7 +85,8 @@ class Run:
     ) -> Tensor:
         """Wraps the guider: the clean estimate for x [B, C, ...] at the sigma `timestep` [B], forecast or computed."""
         guider, model_options = executor.class_obj, model_options or {}
-        sigmas = model_options.get("transformer_options", {}).get("sample_sigmas")
+        options = model_options.get("transformer_options") or {}
+        sigmas = options.get("sample_sigmas")
         if sigmas is None or x.requires_grad:
             why = "the latent asks for gradients, as in training" if x.requires_grad else "there is no schedule"
             self.account.note(f"nothing is forecast or merged: {why}")
@@ -88,7 +94,7 @@ class Run:
         self._begin(guider, sigmas)
         sigma = self._read(timestep)
         moment = moment_at(sigma, self.sigmas, self.flow)
-        if self._breaks(guider, x, sigma, moment):
+        if self._breaks(guider, x, sigma, moment, options):
             self.forecast.forget()
             self.plan.restart()
         decision = self.plan.next(moment, self.forecast.places)
@@ -112,8 +118,11 @@ class Run:
         if decision.kind is Kind.MERGED and run >= full:
             entry.kind, entry.why = Kind.FULL.value, "no tokens were merged here"
         answered = self.inner_calls and self.calls > calls and self.inner_calls == inner
-        if answered or not isinstance(answer, Tensor) or answer.shape != arguments[0].shape:
-            entry.why = "another node answered in the place of the model"
+        latent = isinstance(answer, Tensor) and answer.shape == arguments[0].shape
+        if answered or not latent:
+            entry.why = "another node answered in the place of the model" if latent else "the answer is not a latent"
+            if not latent and self.settings.tolerance:
+                self.account.note(NO_LATENT)
             self.forecast.forget()
             self.plan.restart()
             return answer
@@ -163,15 +172,18 @@ class Run:
             self.report.evaluations[-1].seconds = now - self.since
         self.since = now
 
-    def _breaks(self, guider, x: Tensor, sigma: float, moment: Moment) -> bool:
+    def _breaks(self, guider, x: Tensor, sigma: float, moment: Moment, options: dict) -> bool:
         """Whether the history must not be continued here."""
-        phase = phase_of(getattr(guider, "conds", None), sigma)
+        phase = (phase_of(getattr(guider, "conds", None), sigma), asked_for(options))
         about, self.seen = self.seen, (tuple(x.shape), x.dtype, phase, moment)
         if about is None:
             return False
         before = about[-1]
+        if len(self.report.evaluations) == 1 and moment.place == before.place:  # no sampler of one latent does this
+            self.several = True
+            self.account.note(SEVERAL)
         backwards = moment.place < before.place - 1e-6
-        return about[:-1] != self.seen[:-1] or backwards or moment.step > before.step + 1
+        return self.several or about[:-1] != self.seen[:-1] or backwards or moment.step > before.step + 1
 
     # --------------------------------------------------------------------- a batch into the network
 
@@ -194,7 +206,7 @@ class Run:
             self.calls += 1
             self._wrap(getattr(network, "_orig_mod", network))
             keys = self._keys(x, options)
-        evaluation = self._evaluation(x, keys, options, inputs)
+        evaluation = self._evaluation(x, keys, options, inputs, merges=self._runs_as_written(network))
         inputs = as_a_call_of_its_own(network, inputs)
         try:
             out = self._network(evaluation, executor, x, t, c_concat, c_crossattn, control, options, inputs)
@@ -219,7 +231,21 @@ class Run:
             out = executor(x, t, c_concat, c_crossattn, control, options, **inputs)
         if rides and any(counted.after < counted.before for counted in evaluation.counted.values()):
             out = ours(self._unmerged, evaluation, out)
+        elif rides and (control is not None or "double_block" in options.get("patches", {})):
+            raise Unmergeable(NOT_TOLD)  # what was made shorter for the kept tokens has met all of them
+        elif rides:
+            self.account.note(f"left unmerged because {NOT_TOLD}")
         return out
+
+    def _runs_as_written(self, network: nn.Module) -> bool:
+        """Whether ComfyUI's own code runs the blocks, as far as that matters."""
+        asked = self.settings.rides and self.decision is not None and self.decision.kind is Kind.MERGED
+        if not asked or not isinstance(self.family, DiTFamily):
+            return True
+        foreign = self.family.runs_blocks(getattr(network, "_orig_mod", network))
+        if foreign:
+            self.account.note(f"tokens are not merged: another node runs the blocks by code of its own ({foreign})")
+        return not foreign
 
     def _unmerged(self, evaluation: Evaluation, out: Tensor) -> Tensor:
         """The clean estimates [B, C, ...] of all tokens, of those of the kept ones."""
@@ -310,6 +336,9 @@ class Run:
         horizon = now - 2 * max(2, self.settings.reselect_every)
         self.kept = {key: part for key, part in self.kept.items() if part[0].used_at >= horizon}
 
+    def _means_to(self) -> bool:
+        return self.settings.tolerance > 0 or self.settings.ratio > 0
+
     def end(self, finished: bool, attention: str) -> Report:
         """Drops all that was kept and gives the account of the run."""
         for seams in self.networks.values():
@@ -321,6 +350,9 @@ class Run:
             self.account.note(f"nothing was forecast or merged: {UNASKED}")
         elif finished and self.family.places and not report.flops_full:
             self.account.note(NO_BLOCKS)
+        elif finished and not report.notes and set(report.kinds) == {Kind.FULL.value} and self._means_to():
+            why = Counter(evaluated.why for evaluated in report.evaluations).most_common(1)[0][0]
+            self.account.note(f"nothing was forecast or merged: {why}")
         report.blocks_merged = len(self.account.merged_blocks)
         report.attention = attention
         report.finished = finished
