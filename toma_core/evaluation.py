@@ -8,6 +8,7 @@ row by itself.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 from torch import Tensor
 
@@ -111,6 +112,8 @@ class Evaluation:
             return x, None
         ride = self.riding.get(place.row)
         if ride is None:
+            if x.shape[1] != prod(grid):
+                raise Unmergeable(f"a block got {x.shape[1]} tokens of a grid of {grid[0]}x{grid[1]}")
             merge = self.merge_for(place, x, grid)
             kept = merge.take(x) if self.copies else merge.merge(x)
             ride = self.riding[place.row] = Ride(merge, x.shape[1], kept, None if self.copies else x)

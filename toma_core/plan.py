@@ -139,8 +139,9 @@ class ErrorBudget:
         self.graded: tuple[float, float, float] | None = None  # distance, weight and allowance of the last evaluation
 
     def next(self, moment: Moment, places: Sequence[float]) -> Decision:
+        self.since = min(self.since, moment.step)  # some samplers go back
         cost = moment.weight * self._error(moment.place, places)
-        # the second evaluation of a step is a forecast too; one of an earlier step comes right before a restart
+        # Between two scheduled sigmas a forecast counts as that of a step.
         off = max(1, moment.step - self.since) * (self.cost + cost) / self._allowed(moment)
         last = moment.weight > END
         near = len(places) < 2 or moment.place - places[-1] <= REACH * (places[-1] - places[-2])

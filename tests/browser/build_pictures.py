@@ -92,8 +92,10 @@ def help_images(canvas: Canvas, ids: dict) -> None:
     canvas.frame()
     with Image.open(canvas.screenshot("picture")) as whole:
         save(whole.convert("RGB"), DOCS / "demo.jpg", 1400)
+    canvas.frame(ids["ToMACompare", "merged"], 1.5)
+    wiped = canvas.element(ids["ToMACompare", "merged"], "summary").query_selector(".toma-wiped").screenshot()
     for path in (WORKFLOWS / "compare.jpg", DEMO.with_suffix(".jpg")):
-        save(square(compared), path)
+        save(square(Image.open(io.BytesIO(wiped)).convert("RGB")), path)
 
 
 def main() -> None:
@@ -104,7 +106,9 @@ def main() -> None:
         page.goto(url)
         page.wait_for_function(READY, timeout=120_000)
         canvas = Canvas(page)
+        canvas.use_vue(False)
         for model, caption in RUNS.items():
+            canvas.build([], [])  # what falls on a node is not loaded
             loader = canvas.drop(DEMO)["ToMADemoLoader"]
             canvas.set_widget(loader, "name", model)
             prompts = page.evaluate("() => app.graph.nodes.filter((n) => n.type === 'ToMADemoPrompt').map((n) => n.id)")

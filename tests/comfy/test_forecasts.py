@@ -375,7 +375,16 @@ def test_inside_the_network_nothing_is_read(models, merged):
 
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             name = func.overloadpacket.__name__
-            if name in ("_local_scalar_dense", "nonzero", "sort", "topk", "scatter", "scatter_add", "index_put", "equal"):
+            if name in (
+                "_local_scalar_dense",
+                "nonzero",
+                "sort",
+                "topk",
+                "scatter",
+                "scatter_add",
+                "index_put",
+                "equal",
+            ):
                 self.into.append(name)
             return func(*args, **(kwargs or {}))
 

@@ -129,7 +129,7 @@ PRESETS = ("quality", "balanced", "fast", "turbo", "paper")
 @pytest.mark.parametrize("name", ["sdxl", "flux"])
 def test_peak_memory_is_that_of_the_unmerged_run(comfy, name):
     """1024 x 1024 in half precision, with a negative prompt on SDXL, weights included: of every preset that of the
-    unmerged run, but for the few latents that forecasts and clean estimates are, and on a UNet the merges that are kept."""
+    unmerged run, but for the few latents of forecasts and clean estimates, and on a UNet the merges that are kept."""
     from comfyui_toma.toma_core import settings as ours
 
     real = Real(name)
@@ -137,7 +137,9 @@ def test_peak_memory_is_that_of_the_unmerged_run(comfy, name):
     for preset in PRESETS:
         settings = ours.PRESETS[preset]["unet" if name == "sdxl" else "dit"]
         peak = real.sampled(settings, "FFPMPMM" if settings.tolerance else "FMM")
-        assert real.merged == 2 + bool(settings.tolerance) or preset == "paper", "nothing was merged: this shows nothing"
+        assert real.merged == 2 + bool(settings.tolerance) or preset == "paper", (
+            "nothing was merged: this shows nothing"
+        )
         more = (real.weights + peak.most) / (real.weights + unmerged.most) - 1
         print(f"{name} {preset}: {more:+.2%} of {(real.weights + unmerged.most) / 2**30:.1f} GiB")
         assert more < 0.0025, (preset, more)

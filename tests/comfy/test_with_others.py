@@ -169,7 +169,7 @@ def test_controlnet_keeps_its_effect(models, merged, name):
 
 
 def test_what_is_added_between_blocks_reaches_the_kept_tokens(models):
-    """Patches of other nodes see all tokens, copies of the kept ones, and the kept ones get their own part of what these
+    """Patches of other nodes see all tokens, copies of the kept ones, and these get their own part of what the patches
     and ControlNets add; reference tokens behind the image are left as they are."""
     from comfyui_toma.toma_core.chunks import Kept
     from comfyui_toma.toma_core.evaluation import Evaluation

@@ -129,7 +129,9 @@ def test_very_short_runs_merge_soon():
 def test_steps_that_can_be_forecast_end_merging():
     """Noise that turns into a line."""
     answer = noise(0)
-    done = drive(ErrorBudget(0.1, ALWAYS), lambda p: answer(p) if p < 0.5 else torch.full((64,), 1 + p), flow_sigmas(40))
+    done = drive(
+        ErrorBudget(0.1, ALWAYS), lambda p: answer(p) if p < 0.5 else torch.full((64,), 1 + p), flow_sigmas(40)
+    )
     calm = done.kinds[20:]
     assert Kind.MERGED in done.kinds[:20] and Kind.FORECAST not in done.kinds[:20]
     assert Kind.FORECAST in calm and Kind.MERGED not in calm[calm.index(Kind.FORECAST) :], done.kinds

@@ -109,6 +109,14 @@ class DiTFamily(Family):
             return "a patch of another node works on the tokens between blocks"
         return self.entry.why_not(Call(self.network, x, options, inputs))
 
+    def runs_blocks(self, network: nn.Module) -> str | None:
+        """The name of foreign code that runs the blocks in the place of ComfyUI's, or None. What it keeps from call to
+        call (a cache of residuals) has a row for each token, so the kept ones may not ride through it."""
+        name = next(name for name in ("forward_orig", "_forward", "forward") if hasattr(network, name))
+        code = getattr(network, name)
+        module = getattr(code, "__module__", None) or type(code).__module__
+        return None if module.partition(".")[0] == "comfy" else f"{module}.{getattr(code, '__name__', name)}"
+
     def grid(self, latent: tuple[int, ...]) -> Grid:
         return grid_of(latent, self.patch)
 
@@ -227,8 +235,7 @@ class Slot:
         return self
 
     def __call__(self, args: dict, extra: dict) -> dict:
-        # Packs with a forward of their own give the options elsewhere, or not at all.
-        options = args.get("transformer_options") or extra.get("transformer_options") or {}
+        options = args.get("transformer_options") or {}  # packs with a forward of their own may not give them
 
         def run(args: dict) -> dict:
             if self.inner is not None:

@@ -137,6 +137,7 @@ class BlockSeam:
         self.original = original
 
     def __call__(self, x: Tensor, context=None, transformer_options={}, **more) -> Tensor:  # noqa: B006 - ComfyUI's signature
+        transformer_options = transformer_options or {}
         evaluation: Evaluation | None = transformer_options.get(KEY)
         run = partial(self._original, context=context, **more)
         shape = transformer_options.get("activations_shape")
