@@ -43,8 +43,8 @@ def test_one_for_all_images_one_for_all_tokens_and_tuples(merge):
     taken = cut.argument(STREAM, "wide", value)
     assert taken.shape == (2, 1, TEXT + 7, 2, 2)
     assert all(torch.equal(taken[i, 0], value[0, 0, rows]) for i, rows in enumerate(rows_left(merge, TEXT, 0)))
-    pair = cut.argument(STREAM, "wide", (value, "split"))
-    assert torch.equal(pair[0], taken) and pair[1] == "split"
+    *both, split = cut.argument(STREAM, "wide", (value, value, True))
+    assert all(torch.equal(part, taken) for part in both) and split is True
     same = torch.randn(2, 1, 6)
     assert cut.argument(STREAM, "pe", same) is same
     with pytest.raises(Unmergeable, match="pe of blocks has 5 rows"):
