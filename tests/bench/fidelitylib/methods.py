@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 
 from bench import fullsize
-from bench.rivals import core, sada, spectrum, taylorseer, teacache
+from bench.rivals import core_caches, sada, spectrum, taylorseer, teacache
 from bench.rivals.matching import tomesd
 from bench.rivals.skipping import skipping
 from comfyui_toma.toma_core.patcher import patch
@@ -199,8 +199,8 @@ DIAL = (0.002, 3.0)
 METHODS = [
     Method("merged alone", "#8c6bb1", merged_alone),
     Method("fewer steps", "#222222", fewer_steps, decides=True),
-    Method("EasyCache", "#e6550d", None, DIAL, core.easycache, ("core caches",), decides=True),
-    Method("LazyCache", "#fdae6b", None, DIAL, core.lazycache, ("core caches",)),
+    Method("EasyCache", "#e6550d", None, DIAL, core_caches.easycache, ("core caches", "core_caches"), decides=True),
+    Method("LazyCache", "#fdae6b", None, DIAL, core_caches.lazycache, ("core caches", "core_caches")),
     Method("TaylorSeer 1", "#31a354", taylor(1)),
     Method("TaylorSeer 2", "#a1d99b", taylor(2)),
     Method("Spectrum", "#d62780", spectrum_at),

@@ -125,7 +125,9 @@ class Studio:
             out = comfy.sample.sample(model, *run, seed=seed, disable_pbar=True)
             seconds = time.process_time() - began
         handle = model.model_options.get(KEY)
-        kinds = "".join({"full": "F", "merged": "M"}.get(kind, "S") for kind in handle.reports[-1].kinds) if handle else ""
+        kinds = (
+            "".join({"full": "F", "merged": "M"}.get(kind, "S") for kind in handle.reports[-1].kinds) if handle else ""
+        )
         return Drawn(self.codec.decode(out).clamp(0, 1)[0], watch.ran, kinds.count("M"), kinds, seconds)
 
 
@@ -159,7 +161,9 @@ def _of_file(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def dialled(wanted: float, speed_at: Callable[[float], float], dial: tuple[float, float], rungs: int = 25) -> float | None:
+def dialled(
+    wanted: float, speed_at: Callable[[float], float], dial: tuple[float, float], rungs: int = 25
+) -> float | None:
     """The number on a ladder from dial[0] to dial[1] whose speed-up is nearest the wanted one, by halving: speed-ups grow
     with the number. None if it stays a quarter off."""
     ladder = [dial[0] * (dial[1] / dial[0]) ** (i / (rungs - 1)) for i in range(rungs)]

@@ -196,6 +196,6 @@ def between(text: str) -> str:
 def write(rows: list[dict], path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     made = f"{BEGIN}\n\n{markdown(rows)}\n\n{END}"
-    path.write_text(re.sub(f"{re.escape(BEGIN)}.*?{re.escape(END)}", lambda _: made, text, flags=re.S), encoding="utf-8")
-
-
+    path.write_text(
+        re.sub(f"{re.escape(BEGIN)}.*?{re.escape(END)}", lambda _: made, text, flags=re.S), encoding="utf-8"
+    )
