@@ -67,8 +67,9 @@ class Ride:
 class Evaluation:
     """What the blocks of one call do: `action` comes from the plan, `kept` from earlier calls.
 
-    With `copies` the last block of a row gives every token a copy of its destination, which is corrected outside of
-    the network (clean.py); else x + U (row(kept) - kept)."""
+    Merged tokens are the means of their group, M x, and the last block of a row gives x + U (row(M x) - M x). With
+    `copies` destinations stand for themselves, and the last block gives every token a copy of its destination, which
+    is corrected outside of the network (clean.py)."""
 
     def __init__(
         self,
@@ -84,7 +85,7 @@ class Evaluation:
         self.settings = settings
         self.action = action
         self.kept = kept
-        self.last = last  # whose destinations rest
+        self.last = last  # of the same chunks, from the call before; with `copies` its destinations rest
         self.copies = copies
         self.select = select
         self.grid = grid  # of the tokens, where it is one for all blocks
@@ -111,7 +112,7 @@ class Evaluation:
         ride = self.riding.get(place.row)
         if ride is None:
             merge = self.merge_for(place, x, grid)
-            kept = merge.take(x) if self.settings.rides else merge.merge(x)
+            kept = merge.take(x) if self.copies else merge.merge(x)
             ride = self.riding[place.row] = Ride(merge, x.shape[1], kept, None if self.copies else x)
         elif x.shape[1] != ride.kept.shape[1]:
             raise Unmergeable("another node changed the number of tokens between two blocks")
@@ -156,7 +157,7 @@ class Evaluation:
             merge = weigh(split, self.kept.merges[name].destinations, tiles)
         else:
             keep = keep_count(tiles.tokens, settings.ratio)
-            before = self.last.merges.get(name) if self.last and settings.rides else None
+            before = self.last.merges.get(name) if self.last and self.copies else None
             merge = self.select(
                 split, keep, tiles, TEMPERATURE, settings.budget, before.destinations if before else None
             )

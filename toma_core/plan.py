@@ -18,7 +18,8 @@ from typing import Protocol
 
 REACH = 1.5  # how many times further than the last two answers are apart a forecast may go
 SLOW = 0.5  # an error estimate falls by no more than this factor at a time
-PROSPECT = 0.5  # share of the tolerance that a single forecast may cost before forecasting has no prospect
+PATIENCE = 3  # answers in a row of which not even the next step could be forecast, before steps are merged
+FEW = 6  # a run of fewer than PATIENCE * FEW steps has less patience: none below FEW steps
 
 
 class Kind(str, Enum):
@@ -39,7 +40,7 @@ class Action(str, Enum):
 @dataclass(frozen=True)
 class Moment:
     """One evaluation on the schedule. `place` runs from 0, pure noise, to 1; `weight` is the share of the remaining
-    noise that this step removes, and so the share of its answer that stays in the image."""
+    noise that this step removes, and so the share of its answer that the sampler takes in."""
 
     step: int
     steps: int
@@ -110,19 +111,19 @@ class ReuseSchedule:
 class ErrorBudget:
     """Forecasts as much as the tolerance allows, like the step-size controller of an ODE solver.
 
-    A forecast that is off by e changes the image by about weight * e. The forecasts between two computed answers err
-    in the same direction, so their errors add up; those of different intervals don't, so their squares do. Steps are
-    forecast while what their interval costs stays within its share of the schedule:
+    A forecast that is off by e changes the image by about weight * e. The n forecasts between two computed answers err
+    in the same direction, so their errors add up, and each of them shifts what the next is continued for, so they count
+    n times; those of different intervals don't, so their squares add up. Steps are forecast while what their interval
+    costs stays within its share of the schedule:
 
-        sum over the interval of weight * e  <=  tolerance * sqrt(steps of the interval / steps of the run)
+        n * sum over the interval of weight * e  <=  tolerance * sqrt(steps of the interval / steps of the run)
 
     All intervals together then cost no more than the tolerance, however many steps the run has. e is not known before,
     but every evaluation that runs shows the error of the forecast that would have stood in its place, and the error of
     a line grows with the distance as `_distance` says.
 
-    What may not be forecast runs in full; inside the merge window it is merged, if a forecast of this step alone would
-    use up a good part of the whole tolerance: then forecasting has no prospect here (a sampler that adds noise, high
-    guidance, few steps).
+    What may not be forecast runs in full. Where not even the step after a computed answer could be forecast, several
+    times in a row (a sampler that adds noise, high guidance, few steps), steps inside the merge window are merged.
     """
 
     def __init__(self, tolerance: float, window: ReuseSchedule) -> None:
@@ -131,26 +132,32 @@ class ErrorBudget:
         self.cost = 0.0  # of the forecasts since the last answer that was computed
         self.since = 0  # the step of that answer
         self.rate = inf  # error / distance (see _distance); not known before the first grade
+        self.refused = 0  # computed answers in a row of which not even the next step could be forecast
         self.graded: tuple[float, float, float] | None = None  # distance, weight and allowance of the last evaluation
 
     def next(self, moment: Moment, places: Sequence[float]) -> Decision:
         cost = moment.weight * self._error(moment.place, places)
-        off = (self.cost + cost) / self._allowed(moment)
+        off = (moment.step - self.since) * (self.cost + cost) / self._allowed(moment)
         last = moment.weight >= 1.0
         near = len(places) < 2 or moment.place - places[-1] <= REACH * (places[-1] - places[-2])
-        if off <= 1.0 and near and not last:
+        again = bool(places) and moment.place <= places[-1]
+        if off <= 1.0 and near and not last and not again:
             self.cost += cost
+            self.refused = 0
             return Decision(Kind.FORECAST, f"expected to be off by {off:.2g} times the tolerance")
+        self.refused += self.cost == 0.0 and 1.0 < off < inf
         self._ran(moment, places)
         if last:
             return Decision(Kind.FULL, "the last step")
-        if not isfinite(off):
-            return Decision(Kind.FULL, "how wrong a forecast would be is not known yet")
-        if off <= 1.0:
-            return Decision(Kind.FULL, "too far from the last answers to be forecast")
-        prospect = cost <= PROSPECT * self.tolerance
-        merges = not prospect and self.window.active(moment.step, moment.steps)
         why = f"a forecast would be off by {off:.2g} times the tolerance"
+        if not isfinite(off):
+            why = "how wrong a forecast would be is not known yet"
+        elif again:
+            why = "evaluated once more at the same sigma"
+        elif off <= 1.0:
+            why = "too far from the last answers to be forecast"
+        patience = min(PATIENCE, moment.steps // FEW)
+        merges = bool(places) and self.refused >= patience and self.window.active(moment.step, moment.steps)
         return Decision(Kind.MERGED if merges else Kind.FULL, why)
 
     def _allowed(self, moment: Moment) -> float:
@@ -166,7 +173,7 @@ class ErrorBudget:
         return self.rate * _distance(place, places) if places and self.rate < inf else inf
 
     def restart(self) -> None:
-        self.rate = inf
+        self.rate, self.refused = inf, 0
 
     def learn(self, error: float) -> float | None:
         if self.graded is None:
@@ -179,7 +186,7 @@ class ErrorBudget:
 
 
 def _distance(place: float, places: Sequence[float]) -> float:
-    """How far a forecast at `place` reaches, as its error is expected to grow: m from one answer, and m (m + g) / g along
+    """How far a forecast at `place` reaches, as its error is expected to grow: m from one answer, m (m + g) / g along
     a line through two that are g apart. 0 if there is nothing to forecast from."""
     if not places:
         return 0.0

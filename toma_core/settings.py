@@ -87,23 +87,26 @@ def _one_of(name: str, value: object, allowed, kind=None):
     return kind(value) if kind else value
 
 
-_MERGE = dict(reselect_every=1, reweight_every=1)
-_UNET = dict(tile_size=16, **_MERGE)
-_DIT = dict(tile_size=8, **_MERGE)
+_UNET = dict(tile_size=16, reselect_every=1, reweight_every=1)
+_DIT = dict(tile_size=8, reselect_every=1, reweight_every=1)
 _PAPER = dict(ratio=0.5, merge=MergeWhere.LAYER, budget="equal")
 
 PRESETS: dict[str, dict[str, Settings]] = {
     "balanced": {
-        "unet": Settings(ratio=0.5, tolerance=0.03, **_UNET),
-        "dit": Settings(ratio=0.5, tolerance=0.03, end_percent=0.6, **_DIT),
+        "unet": Settings(ratio=0.5, tolerance=0.08, end_percent=0.9, **_UNET),
+        "dit": Settings(ratio=0.5, tolerance=0.08, end_percent=0.8, **_DIT),
     },
     "quality": {
-        "unet": Settings(ratio=0.25, tolerance=0.02, **_UNET),
-        "dit": Settings(ratio=0.0, tolerance=0.02, **_DIT),
+        "unet": Settings(ratio=0.35, tolerance=0.03, end_percent=0.9, **_UNET),
+        "dit": Settings(ratio=0.35, tolerance=0.03, end_percent=0.6, **_DIT),
     },
     "fast": {
-        "unet": Settings(ratio=0.5, tolerance=0.06, **_UNET),
-        "dit": Settings(ratio=0.5, tolerance=0.06, end_percent=0.6, **_DIT),
+        "unet": Settings(ratio=0.65, tolerance=0.16, **_UNET),
+        "dit": Settings(ratio=0.6, tolerance=0.16, end_percent=0.9, **_DIT),
+    },
+    "turbo": {
+        "unet": Settings(ratio=0.5, tolerance=0.16, end_percent=0.9, **_UNET),
+        "dit": Settings(ratio=0.5, tolerance=0.16, end_percent=0.9, **_DIT),
     },
     "paper": {
         "unet": Settings(reselect_every=10, reweight_every=5, skip_first_blocks=0, **_PAPER),

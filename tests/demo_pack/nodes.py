@@ -8,7 +8,11 @@ from . import loading
 from .captions import COLOURS, SUBJECTS
 
 CATEGORY = "ToMA/demo"
-LOADERS = {"flux": loading.load_demo_flux, "sdxl-like unet": loading.load_demo_unet}
+LOADERS = {
+    "flux": loading.load_demo_flux,
+    "sdxl-like unet": loading.load_demo_unet,
+    "flux, 4 steps": loading.load_demo_student,
+}
 _SIZE = {"default": 128, "min": 64, "max": 512, "step": 16}
 
 
@@ -20,7 +24,14 @@ class ToMADemoLoader(io.ComfyNode):
             display_name="ToMA Demo Model",
             category=CATEGORY,
             description="A small model that was trained for ToMA's tests: draws emoji at 128 or 256 pixels.",
-            inputs=[io.Combo.Input("name", options=list(LOADERS), tooltip="Flux's or SDXL's architecture, in small.")],
+            inputs=[
+                io.Combo.Input(
+                    "name",
+                    options=list(LOADERS),
+                    tooltip="Flux's or SDXL's architecture, in small; or Flux with a LoRA that was distilled "
+                    "to 4 Euler steps at cfg 1.",
+                )
+            ],
             outputs=[
                 io.Model.Output(),
                 io.Vae.Output(tooltip="Pictures to latents of half the side and back, without loss."),

@@ -18,6 +18,15 @@ ARCHIVE = "lobehub-fluent-emoji-3d-1.1.0.tgz"
 SIZES = (32, 64, 128, 256)
 
 
+def caption_names() -> list[str]:
+    return [f"{subject} on {colour}" for subject in SUBJECTS for colour in COLOURS]
+
+
+def held_out_captions() -> list[str]:
+    """32 of the 512 captions, of 32 subjects and over all colours: the distillation never sees these."""
+    return [name for i, name in enumerate(caption_names()) if (i // len(COLOURS) + i) % 16 == 0]
+
+
 def _premultiplied(picture: Image.Image) -> np.ndarray:
     """RGBA floats in 0..1 [H, W, 4], colours times alpha, so that shrinking leaves no dark fringe."""
     rgba = np.asarray(picture.convert("RGBA"), dtype=np.float32) / 255

@@ -1,4 +1,4 @@
-"""Can the demo models' pictures be told apart? python tests/training/retrieval.py flux|unet [--size 128]
+"""Can the demo models' pictures be told apart? python tests/training/retrieval.py flux|student|unet [--size 128]
 
 Draws captions with ComfyUI's sampler and asks which of the 64 subjects, over the caption's colour, each
 picture is nearest to by LPIPS. Writes the pictures as a sheet, drawn above, wanted below.
@@ -32,6 +32,7 @@ comfy.model_management.in_training = False
 WORKING = Path(__file__).resolve().parents[2] / ".dev" / "training"
 LOADERS = {
     "flux": (loading.load_demo_flux, loading.FLUX_FILE),
+    "student": (loading.load_demo_student, loading.STUDENT_FILE),  # meant for --steps 4 --cfg 1
     "unet": (loading.load_demo_unet, loading.UNET_FILE),
 }
 

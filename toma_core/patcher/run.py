@@ -128,7 +128,8 @@ class Run:
         entry.work = run / full if full else 1.0
         if decision.kind is Kind.MERGED and run >= full:
             entry.kind, entry.why = Kind.FULL.value, "no tokens were merged here"
-        if self.inner_calls and self.calls > calls and self.inner_calls == inner:
+        answered = self.inner_calls and self.calls > calls and self.inner_calls == inner
+        if answered or not isinstance(answer, Tensor) or answer.shape != arguments[0].shape:
             entry.why = "another node answered in the place of the model"
             self.forecast.forget()
             self.plan.restart()

@@ -257,7 +257,7 @@ def _shorter(
     image = len(merge.assignment[0])
     now = tokens.shape[1] - (full - image)
     shape = args[stream.image].shape
-    sequence = kept
+    sequence = kept if evaluation.copies else kept.clone()  # blocks add to it in place
     if tokens.shape[1] > now:
         sequence = torch.cat((tokens[:, :start], kept, tokens[:, start + now :]), 1)
     frames = [name for name in stream.per_frame if _frames_of(args.get(name)) > 1]

@@ -203,8 +203,8 @@ def _tokens_through(layer: str, change: Callable[[Tensor], Tensor]) -> Callable:
 
 
 def _whole_for_others(options: dict, merge: Merge) -> dict:
-    """Options of a merged block in which the patches of other nodes still see all tokens: copies of the kept ones."""
-    whole, shorter = merge.copied, merge.take
+    """Options of a merged block in which the patches of other nodes still see all tokens."""
+    whole, shorter = merge.unmerge, merge.merge
     for layer in ("attn1", "attn2"):
         if _patched(options, layer):
             widen = _tokens_through(layer, partial(ours, whole))
