@@ -32,7 +32,7 @@ from bench.fidelitylib import methods, plots, rows, tables  # noqa: E402
 from bench.fidelitylib.measures import Measures  # noqa: E402
 from bench.fidelitylib.methods import Method, Point  # noqa: E402
 from bench.fidelitylib.options import checked, chosen_regimes, number_of_prompts, parsed, wants  # noqa: E402
-from bench.fidelitylib.regimes import Regime, prompts  # noqa: E402
+from bench.fidelitylib.regimes import prompts  # noqa: E402
 from bench.fidelitylib.studio import Studio, dialled  # noqa: E402
 from comfyui_toma.toma_core.settings import Settings  # noqa: E402
 from demo_pack import loading  # noqa: E402

@@ -1,8 +1,8 @@
 """How close an image is to the unmerged one, and how good it is by itself. Images are [H, W, 3] in 0..1.
 
-Close: PSNR, LPIPS, and the angle between Inception features. Good, without the unmerged image: whether the subject is the
-nearest of the 64 and the colour the nearest of the 8 (retrieval), LPIPS to the training image of the caption, speckle on
-plain background, and for a set of images the Frechet distance of their Inception features (`frechet`).
+Close: PSNR, LPIPS, and the angle between Inception features. Good, without the unmerged image: whether the subject is
+the nearest of the 64 and the colour the nearest of the 8 (retrieval), LPIPS to the training image of the caption,
+speckle on plain background, and for a set of images the Frechet distance of their Inception features (`frechet`).
 """
 
 from __future__ import annotations

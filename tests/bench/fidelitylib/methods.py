@@ -19,7 +19,7 @@ UNMERGED = "unmerged"
 OTHER_SEED = "unmerged, other seed"
 PAPER = "paper"
 OURS = tuple(name for name in PRESETS if name != PAPER)
-TOLERANCES = (0.01, 0.02, 0.03, 0.045, 0.06, 0.09, 0.13)
+TOLERANCES = (0.02, 0.04, 0.06, 0.08, 0.12, 0.16, 0.24)
 DEMO_SKIP = 1  # of the demo Flux's 2 + 4 blocks, where the authors leave 5 of 19 and of 38 alone
 SHARES = (0.25, 0.5, 0.75)  # of tokens merged away on a DiT
 Make = Callable[[object], object]
@@ -49,8 +49,8 @@ class Point:
 
 @dataclass(frozen=True)
 class Method:
-    """`at(regime, speed)` is the point as fast as that, None if it can't be; `dial` the range of the number that decides
-    how fast a method is, which has to be searched."""
+    """`at(regime, speed)` is the point as fast as that, None if it can't be; `dial` the range of the number that
+    decides how fast a method is, which has to be searched."""
 
     name: str
     colour: str
@@ -100,8 +100,8 @@ def forecast_alone(regime: Regime) -> list[Point]:
 
 
 def merging(regime: Regime, speed: float, base: Settings) -> Settings | None:
-    """Settings that merge, and forecast nothing, as fast as that: on the UNet so many tokens at each step; on a DiT, where
-    the end costs most, so many steps from the beginning."""
+    """Settings that merge, and forecast nothing, as fast as that: on the UNet so many tokens at each step; on a DiT,
+    where the end costs most, so many steps from the beginning."""
     if regime.kind == "unet" or not base.rides:
         for percent in range(5, 91):
             settings = replace(base, ratio=percent / 100, tolerance=0.0, start_percent=0.0, end_percent=1.0)

@@ -60,7 +60,8 @@ def _panel(axes, regime: Regime, rows: list[dict]) -> None:
         error = [standard_error(row["each"]["lpips"]) if row["prompts"] > 1 else 0 for row in curve]
         axes.errorbar(
             [row["speedup"] for row in curve], [row["lpips"] for row in curve], yerr=error, label=name,
-            color=colours[name], marker="o", ms=5 if strong else 3.5, lw=2.8 if strong else 1.2, zorder=3 if strong else 2,
+            color=colours[name], marker="o",
+            ms=5 if strong else 3.5, lw=2.8 if strong else 1.2, zorder=3 if strong else 2,
         )  # fmt: skip
     for row in rows:
         if row["method"] in OURS and row["lpips"] > 0:

@@ -37,7 +37,7 @@ class Measured:
         path = studio.folder / "measured" / ("-".join(keys) + ".safetensors")
         if path.is_file():
             with safe_open(path, "pt") as file:
-                features = file.get_tensor("features") if "features" in file.keys() else None
+                features = file.get_tensor("features") if "features" in set(file.keys()) else None
                 if features is not None or self.measures.inception is None:
                     return json.loads(file.metadata()["each"]), features
         base, image = studio.drawn(reference, name).image, studio.drawn(point, name).image

@@ -28,7 +28,7 @@ def differs(values: Sequence[float]) -> int:
 
 
 def at_speed(curve: Sequence[dict], speed: float, measure: str, count: int) -> list[float] | None:
-    """The measure of each of the first `count` prompts at a speed-up, between the two rows of a curve that lie around it:
+    """The measure of each of the first `count` prompts at a speed-up, between the two rows of a curve around it:
     logarithms along the logarithm of the speed-up. Below the slowest row that row stands; None beyond the fastest."""
     rows = sorted((row for row in curve if len(row["each"][measure]) >= count), key=lambda row: row["speedup"])
     if not rows or speed > 1.02 * rows[-1]["speedup"]:

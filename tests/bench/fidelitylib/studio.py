@@ -48,8 +48,8 @@ class Drawn:
 
 
 class Watch:
-    """Counts how often the network runs. With little memory ComfyUI runs prompt and negative prompt one after the other:
-    `rows` is the batch of both."""
+    """Counts how often the network runs. With little memory ComfyUI runs prompt and negative prompt one after the
+    other: `rows` is the batch of both."""
 
     def __init__(self, model, rows: int) -> None:
         network = model.model.diffusion_model
@@ -149,10 +149,8 @@ def digest(source: str) -> str:
 def _code(path: Path) -> str:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        if isinstance(body, list) and body and isinstance(body[0], ast.Expr):
-            if isinstance(body[0].value, ast.Constant) and isinstance(body[0].value.value, str):
-                body.pop(0)
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node) is not None:
+            node.body.pop(0)
     return ast.dump(tree)
 
 
@@ -164,8 +162,8 @@ def _of_file(path: Path) -> str:
 def dialled(
     wanted: float, speed_at: Callable[[float], float], dial: tuple[float, float], rungs: int = 25
 ) -> float | None:
-    """The number on a ladder from dial[0] to dial[1] whose speed-up is nearest the wanted one, by halving: speed-ups grow
-    with the number. None if it stays a quarter off."""
+    """The number on a ladder from dial[0] to dial[1] whose speed-up is nearest the wanted one, by halving: speed-ups
+    grow with the number. None if it stays a quarter off."""
     ladder = [dial[0] * (dial[1] / dial[0]) ** (i / (rungs - 1)) for i in range(rungs)]
     low, high = 0, rungs - 1
     while high - low > 1:

@@ -100,14 +100,14 @@ def markdown(rows: list[dict]) -> str:
 
 
 ABOUT_RIVALS = (
-    "Each cell: the rival's speed-up, its LPIPS, and ours at that speed-up (between two points of our tolerance curve). "
-    "**Bold**: ours is not closer beyond chance (95 %, in pairs)."
+    "Each cell: the rival's speed-up, its LPIPS, and ours at that speed-up (between two points of our tolerance "
+    "curve). **Bold**: ours is not closer beyond chance (95 %, in pairs)."
 )
 ABOUT_GOOD = (
-    "Retrieval: share of images whose nearest training image is that of the caption's subject, and whose background is the "
-    "caption's colour. Likeness: LPIPS to that training image (lower is better). Speckle: unevenness of plain background. "
-    "Frechet: distance of Inception features to the training images / to unmerged images of other seeds, with how much it "
-    "is above the unmerged images' own and the standard error of that."
+    "Retrieval: share of images whose nearest training image is that of the caption's subject, and whose background "
+    "is the caption's colour. Likeness: LPIPS to that training image (lower is better). Speckle: unevenness of plain "
+    "background. Frechet: distance of Inception features to the training images and to unmerged images of other "
+    "seeds, with how much it is above the unmerged images' own and the standard error of that."
 )
 
 

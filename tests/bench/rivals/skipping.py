@@ -47,7 +47,7 @@ def skipping(model, new: Callable[[], Skipper]):
         finally:
             rule = None
 
-    def answer(executor, x: Tensor, timestep: Tensor, model_options: dict = {}, seed=None) -> Tensor:
+    def answer(executor, x: Tensor, timestep: Tensor, model_options: dict, seed=None) -> Tensor:
         nonlocal step
         sigma = float(timestep.flatten()[0])
         steps = len(model_options["transformer_options"]["sample_sigmas"]) - 1

@@ -1,8 +1,8 @@
 """Spectrum: the course of a feature as Chebyshev polynomials T0..TM of the time on the schedule, tau in [-1, 1].
 
 Coefficients are a ridge regression on all features that ran, C = (X^T X + lambda I)^-1 X^T H with X_im = Tm(tau_i); a
-forecast is half T(tau) C and half Newton's local difference of first order. The interval between steps that run begins at
-2 and grows by `growth` each time; the first tenth of the steps (at least two) all run, and the last one.
+forecast is half T(tau) C and half Newton's local difference of first order. The interval between steps that run begins
+at 2 and grows by `growth` each time; the first tenth of the steps (at least two) all run, and the last one.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ With D0 = F, Dm+1 = (Dm(last) - Dm(the one before)) / N over the steps that ran,
 
     F(k) = sum over m = 0..order of  Dm k^m / m!
 
-The first `first` steps all run, and the last one. The original continues the outputs of attention and MLP of each block;
-here it is the network's output, as cache-dit does it with a whole row of blocks.
+The first `first` steps all run, and the last one. The original continues the outputs of attention and MLP of each
+block; here it is the network's output, as cache-dit does it with a whole row of blocks.
 """
 
 from __future__ import annotations
