@@ -38,6 +38,7 @@ LEAST_COSINE, MOST_COST = 0.3, 2.0
 NEGLIGIBLE = 1e-4
 
 GOOD, NOTHING, ALONE, UNMADE, BAD = "composes", "no effect here", "not for this model", "not tried", "FAILS"
+NOT_MERGED = "not merged: "  # begins the remark about a run in which ToMA did nothing and says why
 
 
 class Unmade(Exception):
@@ -68,13 +69,19 @@ def inputs_of(node: type) -> dict[str, tuple[object, dict, bool]]:
     declared = node.INPUT_TYPES()
     found = {}
     for part in ("required", "optional"):
-        for name, spec in declared.get(part, {}).items():
-            options = spec[1] if len(spec) > 1 else {}
+        for name, spec in (declared.get(part) or {}).items():
+            options = spec[1] if len(spec) > 1 and isinstance(spec[1], dict) else {}
             kind = "COMBO" if isinstance(spec[0], list) else spec[0]
             if isinstance(spec[0], list):
                 options = {"options": spec[0], **options}
             found[name] = (kind, options, part == "required")
     return found
+
+
+def takes_and_gives_a_model(node: type) -> bool:
+    return "MODEL" in (getattr(node, "RETURN_TYPES", None) or ()) and any(
+        kind == "MODEL" for kind, *_ in inputs_of(node).values()
+    )
 
 
 def model_nodes() -> dict[str, type]:
@@ -84,45 +91,47 @@ def model_nodes() -> dict[str, type]:
     return {
         name: node
         for name, node in sorted(nodes.NODE_CLASS_MAPPINGS.items())
-        if "MODEL" in getattr(node, "RETURN_TYPES", ())
-        and any(kind == "MODEL" for kind, *_ in inputs_of(node).values())
-        and "toma" not in getattr(node, "RELATIVE_PYTHON_MODULE", "").lower()
+        if takes_and_gives_a_model(node) and "toma" not in getattr(node, "RELATIVE_PYTHON_MODULE", "").lower()
     }
 
 
 def call(node: type, inputs: dict):
     """The MODEL that a node gives, whichever way it is written."""
+    if getattr(node, "INPUT_IS_LIST", False):
+        inputs = {name: [value] for name, value in inputs.items()}
     if hasattr(node, "define_schema"):
-        result = node.execute(**inputs)
+        result = node.PREPARE_CLASS_CLONE(None).execute(**inputs)
     else:
         result = getattr(node(), node.FUNCTION)(**inputs)
     if inspect.iscoroutine(result):
         result = finish(result)
-    return getattr(result, "result", result)[list(node.RETURN_TYPES).index("MODEL")]
+    result = result["result"] if isinstance(result, dict) else getattr(result, "result", result)
+    place = list(node.RETURN_TYPES).index("MODEL")
+    is_list = getattr(node, "OUTPUT_IS_LIST", None)
+    return result[place][0] if is_list and is_list[place] else result[place]
 
 
 class Bench:
     """The tiny models, what nodes need besides them, and the pictures to compare with."""
 
+    run = RUN
+
     def __init__(self, folder: Path) -> None:
         import folder_paths
 
         load_core_nodes()
-        self.models = {
-            "sdxl": small_sdxl(),
-            "flux": builders.tiny_flux(folder / "models" / "flux.safetensors", hidden=128, depth=2, depth_single=2),
-        }
-        self.others = {
-            "sdxl": small_sdxl(seed=1),
-            "flux": builders.tiny_flux(
-                folder / "models" / "other.safetensors", hidden=128, depth=2, depth_single=2, seed=1
-            ),
-        }
         self.folder = folder
+        self.models = self.make_models(seed=0)
+        self.others = self.make_models(seed=1)
         for name in ("loras", "hypernetworks"):
             (folder / name).mkdir(parents=True, exist_ok=True)
             folder_paths.add_model_folder_path(name, str(folder / name))
         self.baselines: dict[tuple[str, bool], tuple[Tensor, Tensor]] = {}
+
+    def make_models(self, seed: int) -> dict:
+        file = self.folder / "models" / f"flux-{seed}.safetensors"
+        flux = builders.tiny_flux(file, hidden=128, depth=2, depth_single=2, seed=seed)
+        return {"sdxl": small_sdxl(seed), "flux": flux}
 
     def baseline(self, name: str, masked: bool = False) -> tuple[Tensor, Tensor]:
         """What the model gives without any other node: unmerged and merged."""
@@ -214,11 +223,11 @@ class Bench:
     def made(self, kind: str, name: str):
         generator = torch.Generator().manual_seed(4)
         if kind == "IMAGE":
-            return torch.rand(1, RUN["height"], RUN["width"], 3, generator=generator)
+            return torch.rand(1, self.run["height"], self.run["width"], 3, generator=generator)
         if kind == "MASK":
-            return torch.rand(1, RUN["height"], RUN["width"], generator=generator)
+            return torch.rand(1, self.run["height"], self.run["width"], generator=generator)
         if kind == "LATENT":
-            return {"samples": builders.empty_latent(self.models[name], RUN["width"], RUN["height"])}
+            return {"samples": builders.empty_latent(self.models[name], self.run["width"], self.run["height"])}
         if kind == "CONDITIONING":
             return builders.conditioning(self.models[name], 3)
         if kind == "LATENT_OPERATION":
@@ -232,11 +241,11 @@ class Bench:
     def sample(self, model, masked: bool = False) -> Tensor:
         torch.manual_seed(0)  # some nodes draw from the global generator
         if not masked:
-            return builders.sample(model, **RUN)
+            return builders.sample(model, **self.run)
         generator = torch.Generator().manual_seed(6)
         latent = torch.randn(builders.empty_latent(model).shape, generator=generator)
-        ramp = torch.linspace(0, 1, RUN["width"]).expand(1, 1, RUN["height"], -1)
-        return builders.sample(model, **RUN, latent=latent, noise_mask=ramp)
+        ramp = torch.linspace(0, 1, self.run["width"]).expand(1, 1, self.run["height"], -1)
+        return builders.sample(model, **self.run, latent=latent, noise_mask=ramp)
 
     def compose(self, node_id: str, node: type, name: str) -> Outcome:
         """One node on one model: alone, then behind and in front of ToMA."""
@@ -282,11 +291,11 @@ def judge(plain: Tensor, merged: Tensor, alone: Tensor, out: Tensor, patched) ->
     if handle is None or not handle.reports:
         return "ToMA's run did not take place", ""
     report = handle.reports[-1]
-    reasons = "; ".join(report.unmerged_because)
+    reasons = "; ".join(report.notes)
     if not report.tokens and not reasons:
         return "no tokens were merged, and nothing says why", ""
     if not report.tokens:
-        return ("", f"not merged: {reasons}") if far(out, alone) < NEGLIGIBLE else ("not merged, yet changed", "")
+        return ("", f"{NOT_MERGED}{reasons}") if far(out, alone) < NEGLIGIBLE else ("not merged, yet changed", "")
     cost, alone_cost = far(out, alone), far(merged, plain)
     if far(alone, plain) <= NEGLIGIBLE:
         fault = f"no effect alone, but {cost:.2f} from the unmerged picture" if cost > MOST_COST * alone_cost else ""

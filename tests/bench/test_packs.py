@@ -1,0 +1,136 @@
+"""The bench of other packs, on a pack that is written here: what it says of its nodes, and of one that hangs."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).resolve().parents[1]
+PACK = """
+class Node:
+    RETURN_TYPES, FUNCTION, CATEGORY = ("MODEL",), "change", "test"
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"model": ("MODEL",), "strength": ("FLOAT", {"default": 0.8, "min": 0.0, "max": 1.0})}}
+
+
+class Scales(Node):
+    def change(self, model, strength):
+        model = model.clone()
+        model.set_model_sampler_post_cfg_function(lambda args: args["denoised"] * strength)
+        return (model,)
+
+
+class Raises(Node):
+    def change(self, model, strength):
+        raise ValueError("not with this model")
+
+
+class Idle(Node):
+    def change(self, model, strength):
+        return (model.clone(),)
+
+
+class NotBesideToMA(Node):
+    def change(self, model, strength):
+        if "toma" in model.model_options:
+            raise KeyError("transformer_options")
+        return (model.clone(),)
+
+
+class NeedsMore(Node):
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"model": ("MODEL",), "net": ("CONTROL_NET",)}}
+
+
+class SpoilsTheModel(Node):
+    def change(self, model, strength):
+        next(model.model.diffusion_model.parameters()).data.mul_(strength)
+        return (model.clone(),)
+
+
+class Ends(Node):
+    def change(self, model, strength):
+        if "Flux" in type(model.model).__name__:
+            import os
+
+            os._exit(3)
+        raise ValueError("not with this model")
+
+
+NODE_CLASS_MAPPINGS = {
+    node.__name__: node for node in (Ends, Idle, NeedsMore, NotBesideToMA, Raises, Scales, SpoilsTheModel)
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The rows that the command keeps, what it wrote and what it printed."""
+    folder = tmp_path_factory.mktemp("packs")
+    (folder / "all" / "a-pack").mkdir(parents=True)
+    (folder / "all" / "a-pack" / "__init__.py").write_text(PACK)
+    (folder / "all" / "a-pack" / "PACK_COMMIT").write_text("someone/a-pack 0123456789abcdef 2026-01-02\n")
+    (folder / "all" / "broken").mkdir()
+    (folder / "all" / "broken" / "__init__.py").write_text("import a_package_that_nobody_has\n")
+    (folder / "table.md").write_text("# Title\n\n<!-- packs -->\nold\n<!-- /packs -->\n\nThe rest.\n")
+    command = [sys.executable, str(TESTS / "bench" / "packs.py"), str(folder / "all")]
+    command += [
+        "--steps",
+        "4",
+        "--load-seconds",
+        "900",
+        "--stage-seconds",
+        "300",
+        "--json",
+        str(folder / "rows.json"),
+        "--write",
+        str(folder / "table.md"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1800)
+    assert done.returncode in (0, 1), done.stderr
+    rows = {row["pack"]: row for row in json.loads((folder / "rows.json").read_text())}
+    return rows, (folder / "table.md").read_text(), done
+
+
+def test_outcomes(run):
+    nodes = {node["node"]: node["models"] for node in run[0]["a-pack"]["nodes"]}
+    found = {node: {result["status"] for result in models.values()} for node, models in nodes.items()}
+    assert found == {
+        "Ends": {"fails without us too"},
+        "Idle": {"no effect of its own here"},
+        "NeedsMore": {"not tried"},
+        "NotBesideToMA": {"fails only with us"},
+        "Raises": {"fails without us too"},
+        "Scales": {"composes"},
+        "SpoilsTheModel": {"composes"},
+    }
+    assert nodes["NeedsMore"]["flux"]["note"] == "needs a CONTROL_NET"
+    assert "after ToMA: KeyError" in nodes["NotBesideToMA"]["unet"]["note"]
+    assert nodes["Scales"]["flux"]["asked"]["guider"] == 4
+    assert "ended with code 3" in nodes["Ends"]["flux"]["note"]
+
+
+def test_what_a_pack_changes_by_itself_is_told(run):
+    nodes = {node["node"]: node["models"] for node in run[0]["a-pack"]["nodes"]}
+    assert nodes["SpoilsTheModel"]["flux"]["changes"] == "changes the shared model by itself"
+    assert not nodes["Scales"]["flux"]["changes"] and not run[0]["a-pack"]["plain"]
+
+
+def test_a_pack_that_can_not_be_loaded_stops_nothing(run):
+    assert run[0]["broken"]["loaded"] == "No module named 'a_package_that_nobody_has'"
+    assert run[2].returncode == 1  # of the node that fails only beside ToMA
+
+
+def test_the_table_takes_its_place(run):
+    _, text, done = run
+    assert text.startswith("# Title\n\n<!-- packs -->\n") and text.endswith("<!-- /packs -->\n\nThe rest.\n")
+    assert "| someone/a-pack | 0123456 | 2026-01-02 | 7 | 2 | 1 |  | 2 | 1 | 1 |" in text
+    assert "SpoilsTheModel changes the shared model by itself" in text and "old" not in text
+    totals = "1 of 2 packs loaded, 1 of them with nodes that take and give a MODEL; of 7 such nodes 2 compose, "
+    assert totals in text and totals in done.stdout
+    assert str(TESTS.parent) not in text
