@@ -28,7 +28,8 @@ browser_tests_not_run: list[str] = []
 figures: dict[str, str] = {}
 
 
-def pytest_configure():
+def pytest_configure(config):
+    config.addinivalue_line("markers", "slow: takes minutes, left out unless asked for: -m slow")
     # So that a run that is told to end takes its server and browser with it.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 
@@ -102,7 +103,12 @@ ORDER = (
 )  # fmt: skip
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
+    left_out = [item for item in items if item.get_closest_marker("slow")] if not config.option.markexpr else []
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+
     def place(item) -> int:
         name = item.path.as_posix().rpartition("/tests/")[2]
         return next((i for i, part in enumerate(ORDER) if name.startswith(part)), len(ORDER))

@@ -16,6 +16,8 @@ from enum import Enum
 from math import ceil, floor, inf, isfinite
 from typing import Protocol
 
+FIRST = 50.0  # the rate of error that is assumed of the first answer of a run, before anything is known
+END = 0.45  # a step that removes more of the remaining noise than this is not forecast: too few are left to correct it
 REACH = 1.5  # how many times further than the last two answers are apart a forecast may go
 SLOW = 0.5  # an error estimate falls by no more than this factor at a time
 PATIENCE = 3  # answers in a row of which not even the next step could be forecast, before steps are merged
@@ -131,26 +133,29 @@ class ErrorBudget:
         self.window = window
         self.cost = 0.0  # of the forecasts since the last answer that was computed
         self.since = 0  # the step of that answer
-        self.rate = inf  # error / distance (see _distance); not known before the first grade
+        self.rate = FIRST  # error / distance (see _distance)
+        self.known = False  # whether a grade has shown the rate
         self.refused = 0  # computed answers in a row of which not even the next step could be forecast
         self.graded: tuple[float, float, float] | None = None  # distance, weight and allowance of the last evaluation
 
     def next(self, moment: Moment, places: Sequence[float]) -> Decision:
+        self.since = min(self.since, moment.step)  # some samplers go back
         cost = moment.weight * self._error(moment.place, places)
-        off = (moment.step - self.since) * (self.cost + cost) / self._allowed(moment)
-        last = moment.weight >= 1.0
+        # Between two scheduled sigmas a forecast counts as that of a step.
+        off = max(1, moment.step - self.since) * (self.cost + cost) / self._allowed(moment)
+        last = moment.weight > END
         near = len(places) < 2 or moment.place - places[-1] <= REACH * (places[-1] - places[-2])
         again = bool(places) and moment.place <= places[-1]
         if off <= 1.0 and near and not last and not again:
             self.cost += cost
             self.refused = 0
             return Decision(Kind.FORECAST, f"expected to be off by {off:.2g} times the tolerance")
-        self.refused += self.cost == 0.0 and 1.0 < off < inf
+        self.refused += self.known and self.cost == 0.0 and off > 1.0
         self._ran(moment, places)
         if last:
-            return Decision(Kind.FULL, "the last step")
+            return Decision(Kind.FULL, "near the end of the run")
         why = f"a forecast would be off by {off:.2g} times the tolerance"
-        if not isfinite(off):
+        if not self.known:
             why = "how wrong a forecast would be is not known yet"
         elif again:
             why = "evaluated once more at the same sigma"
@@ -162,7 +167,7 @@ class ErrorBudget:
 
     def _allowed(self, moment: Moment) -> float:
         """What the interval up to this step may cost."""
-        return self.tolerance * ((moment.step - self.since + 1) / moment.steps) ** 0.5
+        return self.tolerance * ((max(0, moment.step - self.since) + 1) / moment.steps) ** 0.5
 
     def _ran(self, moment: Moment, places: Sequence[float]) -> None:
         self.graded = (_distance(moment.place, places), moment.weight, self._allowed(moment))
@@ -173,7 +178,7 @@ class ErrorBudget:
         return self.rate * _distance(place, places) if places and self.rate < inf else inf
 
     def restart(self) -> None:
-        self.rate, self.refused = inf, 0
+        self.rate, self.known, self.refused = inf, False, 0
 
     def learn(self, error: float) -> float | None:
         if self.graded is None:
@@ -181,7 +186,8 @@ class ErrorBudget:
         distance, weight, allowed = self.graded
         if distance > 0:
             seen = error / distance if isfinite(error) else inf
-            self.rate = seen if self.rate == inf else max(seen, SLOW * self.rate)
+            self.rate = max(seen, SLOW * self.rate) if self.known else seen
+            self.known = True
         return weight * error / allowed
 
 

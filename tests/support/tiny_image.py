@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tiny_entry import Given, Tiny, references
+from tiny_models import Given, Tiny, references
 
 FLUX = {
     "image_model": "flux", "in_channels": 16, "out_channels": 16, "vec_in_dim": 32, "context_in_dim": 64,
@@ -195,6 +195,10 @@ def bilingual(given: Given) -> dict:
     }  # fmt: skip
 
 
+def size_in_pixels(given: Given) -> dict:
+    return {"width": given.shape[-1] * 8, "height": given.shape[-2] * 8}
+
+
 def o1_tokens(given: Given) -> dict:
     import torch
 
@@ -212,6 +216,13 @@ def low_quality(given: Given) -> dict:
     }
 
 
+def regions(given: Given) -> dict:
+    """Which tokens may look at which, as regional prompts and Redux say it: [1, L, L] over text and image."""
+    rows, columns = (-(-side // 2) for side in given.shape[-2:])
+    length = given.case.tokens + rows * columns
+    return {"attention_mask": given.noise(1, length, length), "attention_mask_img_shape": (rows, columns)}
+
+
 def references_at(method: str):
     return lambda given: {**references(given), "reference_latents_method": method}
 
@@ -221,6 +232,7 @@ VIDEO_SHAPED = (16, 1, 16, 16)  # one frame of a video model's latent
 CASES = [
     Tiny("flux", "Flux", FLUX, pooled=32, cfg=1.0, detected=True),
     Tiny("flux_kontext", "Flux", FLUX, pooled=32, cfg=1.0, detected=True, extra=references),
+    Tiny("flux_masked", "Flux", FLUX, pooled=32, cfg=1.0, detected=True, extra=regions),
     Tiny("flux_schnell", "FluxSchnell", {**FLUX, "guidance_embed": False}, pooled=32, cfg=1.0, detected=True),
     Tiny("flux_inpaint", "FluxInpaint", {**FLUX, "in_channels": 96}, pooled=32, cfg=1.0, detected=True),
     Tiny("longcat", "LongCatImage", {**FLUX, "guidance_embed": False, "vec_in_dim": None, "context_in_dim": 3584,
@@ -241,11 +253,12 @@ CASES = [
     Tiny("lumina2", "Lumina2", LUMINA),
     Tiny("newbie", "Lumina2", {**LUMINA, "clip_text_dim": 48}, pooled=48),
     Tiny("z_image", "ZImage", Z_IMAGE, (16, 16, 20)),
-    Tiny("z_image_omni", "ZImage", {**Z_IMAGE, "siglip_feat_dim": 48}, extra=references),
+    Tiny("z_image_omni", "ZImage", {**Z_IMAGE, "siglip_feat_dim": 48}, extra=references, odd=False),
     Tiny("krea2", "Krea2", KREA, VIDEO_SHAPED, text=80, detected=True),
     Tiny("krea2_edit", "Krea2", KREA, VIDEO_SHAPED, text=80, detected=True, extra=references_at("index")),
     Tiny("hunyuan_image", "HunyuanImage21", HUNYUAN_IMAGE, (64, 8, 8), detected=True, extra=byt5),
-    Tiny("hunyuan_image_masked", "HunyuanImage21", HUNYUAN_IMAGE, (64, 8, 8), detected=True, extra=padded, cfg=1.0),
+    Tiny("hunyuan_image_masked", "HunyuanImage21", HUNYUAN_IMAGE, (64, 8, 8), detected=True, extra=padded, cfg=1.0,
+         pairs=False),
     Tiny("anima", "Anima", {**PREDICT2, "image_model": "anima"}, VIDEO_SHAPED, shrink=small_adapter,
          extra=t5_tokens),
     Tiny("cosmos_predict2", "CosmosT2IPredict2", PREDICT2, VIDEO_SHAPED),
@@ -258,24 +271,26 @@ CASES = [
     Tiny("joy_image_edit", "JoyImage", JOY, VIDEO_SHAPED, extra=references),
     Tiny("lens", "Lens", LENS, (128, 8, 8), detected=True),
     Tiny("lens_masked", "Lens", LENS, (128, 8, 8), detected=True, extra=padded),
-    Tiny("kandinsky5_image", "Kandinsky5Image", KANDINSKY, text=3584, pooled=768),
+    Tiny("kandinsky5_image", "Kandinsky5Image", KANDINSKY, text=3584, pooled=768, odd=False),
     Tiny("ideogram4", "Ideogram4", IDEOGRAM, (128, 8, 8)),
     Tiny("ideogram4_masked", "Ideogram4", IDEOGRAM, (128, 8, 8), extra=padded),
-    Tiny("omnigen2", "Omnigen2", OMNIGEN, extra=unpadded),
-    Tiny("omnigen2_edit", "Omnigen2", OMNIGEN, extra=unpadded_with_references),
-    Tiny("boogu", "Boogu", BOOGU, extra=unpadded),
-    Tiny("boogu_edit", "Boogu", BOOGU, extra=unpadded_with_references),
-    Tiny("ernie", "ErnieImage", ERNIE, (128, 8, 8)),
-    Tiny("hidream", "HiDream", HIDREAM, pooled=48, extra=llama),
-    Tiny("hidream_o1", "HiDreamO1", HIDREAM_O1, (3, 128, 128), text=None, extra=o1_tokens),
-    Tiny("pixart_sigma", "PixArtSigma", PIXART, (4, 40, 40)),
+    Tiny("omnigen2", "Omnigen2", OMNIGEN, extra=unpadded, pairs=False),
+    Tiny("omnigen2_edit", "Omnigen2", OMNIGEN, extra=unpadded_with_references, pairs=False),
+    Tiny("boogu", "Boogu", BOOGU, extra=unpadded, pairs=False),
+    Tiny("boogu_edit", "Boogu", BOOGU, extra=unpadded_with_references, pairs=False),
+    Tiny("ernie", "ErnieImage", ERNIE, (128, 8, 8), why="not told"),
+    Tiny("hidream", "HiDream", HIDREAM, pooled=48, extra=llama, why="is not known"),
+    Tiny("hidream_o1", "HiDreamO1", HIDREAM_O1, (3, 128, 128), text=None, extra=o1_tokens, why="from step to step"),
+    Tiny("pixart_sigma", "PixArtSigma", PIXART, (4, 40, 40), why="is not known"),
     Tiny("pixart_alpha", "PixArtAlpha", {**PIXART, "image_model": "pixart_alpha", "micro_condition": True},
-         (4, 40, 40)),
-    Tiny("hunyuan_dit", "HunyuanDiT", HYDIT, (4, 16, 16), extra=bilingual),
+         (4, 40, 40), extra=size_in_pixels, why="is not known"),
+    Tiny("hunyuan_dit", "HunyuanDiT", HYDIT, (4, 16, 16), extra=bilingual, why="is not known"),
     Tiny("hunyuan_dit1", "HunyuanDiT1", {**HYDIT, "image_model": "hydit1", "size_cond": True,
-                                         "use_style_cond": True}, (4, 16, 16), extra=bilingual),
-    Tiny("pixeldit", "PixelDiTT2I", PIXELDIT, (3, 64, 64)),
+                                         "use_style_cond": True}, (4, 16, 16), extra=bilingual, why="is not known"),
+    Tiny("pixeldit", "PixelDiTT2I", PIXELDIT, (3, 64, 64), why="is not known"),
     Tiny("pid", "PiD", {**PIXELDIT, "image_model": "pid", "lq_hidden_dim": 16, "lq_num_res_blocks": 1},
-         (3, 128, 128), extra=low_quality),
+         (3, 128, 128), extra=low_quality, why="is not known"),
     Tiny("z_image_pixels", "ZImagePixelSpace", Z_IMAGE_PIXELS, (3, 128, 128)),
 ]  # fmt: skip
+
+NOT_SAMPLED: dict[str, str] = {}

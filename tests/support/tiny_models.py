@@ -13,20 +13,57 @@ from __future__ import annotations
 import atexit
 import os
 import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
 import builders
-import tiny_image
-import tiny_other
-import tiny_unet
-import tiny_video
 import torch
-from tiny_entry import Given, Tiny
 
-TABLES = (tiny_image, tiny_video, tiny_unet, tiny_other)
-CASES: dict[str, Tiny] = {case.name: case for table in TABLES for case in table.CASES}
-NOT_SAMPLED: dict[str, str] = tiny_other.NOT_SAMPLED  # class -> why it has no entry
+
+@dataclass(frozen=True)
+class Tiny:
+    """One model. `config` is what ComfyUI's detection would read off the weights, at tiny sizes."""
+
+    name: str
+    kind: str  # class in comfy.supported_models
+    config: dict
+    shape: tuple = (16, 16, 16)  # latent without batch: C, [frames,] rows, columns; several: a nested latent
+    result: tuple | None = None  # shape of what sampling gives back, where the latent format makes it another
+    text: int | None = 64  # width of the prompt's tokens
+    tokens: int = builders.TEXT_TOKENS
+    pooled: int | None = None
+    cfg: float = 3.0
+    detected: bool = False  # ComfyUI recognises these weights: loaded as UNETLoader does it
+    extra: Callable[[Given], dict] | None = None  # more keys of the conditioning
+    batch: int = 1  # frames that travel as a batch
+    frame_kept: bool = False  # image to video by a noise mask: the first frame is given
+    weights: dict[str, tuple[int, ...]] = field(default_factory=dict)  # what get_model reads, by name
+    shrink: Callable | None = None  # called with the new network: parts whose size is no option
+    steps: int = 3
+    sampler: str = "euler"
+    why: str = ""  # why its tokens are not merged, some words of it; nothing: they are
+    odd: bool = True  # ComfyUI itself samples it at sizes that are no multiple of a patch
+    pairs: bool = True  # and two images at once
+
+
+@dataclass(frozen=True)
+class Given:
+    """What an entry's `extra` may look at: the entry, its latent's shape(s) with batch, and a source of noise."""
+
+    case: Tiny
+    shape: tuple
+    generator: torch.Generator
+
+    def noise(self, *shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=self.generator)
+
+
+def references(given: Given) -> dict:
+    """Reference latents as the node ReferenceLatent adds them: two, the second of another size."""
+    *start, rows, columns = given.shape
+    return {"reference_latents": [given.noise(*given.shape), given.noise(*start, rows // 2, columns)]}
 
 
 def latent_shape(case: Tiny, rows: int | None = None, columns: int | None = None, frames: int | None = None,
@@ -44,24 +81,12 @@ def latent_shape(case: Tiny, rows: int | None = None, columns: int | None = None
 
 
 def empty_latent(case: Tiny, **size):
-    shapes = latent_shape(case, **size)
-    return _nested([torch.zeros(shape) for shape in (shapes if isinstance(shapes[0], tuple) else [shapes])])
-
-
-def given_frame(case: Tiny, **size) -> tuple:
-    """Latent and noise mask of image to video: the first frame is given, all else is to be drawn."""
-    shapes = latent_shape(case, **size)
-    latents = [torch.zeros(shape) for shape in (shapes if isinstance(shapes[0], tuple) else [shapes])]
-    masks = [torch.ones(len(part), 1, *part.shape[2:]) for part in latents]
-    latents[0][:, :, :1] = torch.randn(latents[0][:, :, :1].shape, generator=torch.Generator().manual_seed(3))
-    masks[0][:, :, :1] = 0
-    return _nested(latents), _nested(masks)
-
-
-def _nested(parts: list[torch.Tensor]):
     import comfy.nested_tensor
 
-    return parts[0] if len(parts) == 1 else comfy.nested_tensor.NestedTensor(parts)
+    shape = latent_shape(case, **size)
+    if isinstance(shape[0], tuple):
+        return comfy.nested_tensor.NestedTensor([torch.zeros(part) for part in shape])
+    return torch.zeros(shape)
 
 
 def conditioning(case: Tiny, seed: int = 1, batch: int = 1, **size) -> list:
@@ -74,35 +99,37 @@ def conditioning(case: Tiny, seed: int = 1, batch: int = 1, **size) -> list:
 
 def sample(case: Tiny, model, rows: int | None = None, columns: int | None = None, frames: int | None = None,
            batch: int = 1, **options):  # fmt: skip
-    """One run of ComfyUI's own sampling, in inference mode as its executor does it: the final latent.
-
-    Sizes count latent cells. Other options are those of builders.sample.
-    """
+    """One run of ComfyUI's own sampling: the final latent. Sizes count latent cells; options: builders.sample."""
     size = {"rows": rows, "columns": columns, "frames": frames, "batch": batch}
-    latent, mask = given_frame(case, **size) if case.frame_kept else (empty_latent(case, **size), None)
+    latent = empty_latent(case, **size)
+    if case.frame_kept:
+        latent[:, :, :1] = torch.randn(latent[:, :, :1].shape, generator=torch.Generator().manual_seed(3))
+        mask = torch.ones(batch, 1, *latent.shape[2:])
+        mask[:, :, :1] = 0
+        options.setdefault("noise_mask", mask)
     defaults = {
-        "latent": latent, "noise_mask": mask, "steps": 3, "cfg": case.cfg,
+        "latent": latent, "steps": case.steps, "cfg": case.cfg, "sampler": case.sampler,
         "positive": conditioning(case, 1, **size), "negative": conditioning(case, 2, **size),
     }  # fmt: skip
-    with torch.inference_mode():
-        return builders.sample(model, **{**defaults, **options})
+    return builders.sample(model, **{**defaults, **options})
 
 
 @cache
-def build(name: str):
+def build(name: str, dtype: torch.dtype = torch.float32):
     """The model of an entry, a ModelPatcher. Shared by all who ask: leave nothing behind on it."""
     import comfy.model_patcher
     import comfy.sd
 
     case = CASES[name]
-    model = model_of(case, dict(case.config))
+    config = model_config(case, dtype)
+    model = config.get_model(builders.fill(case.weights, 1), device=torch.device("cpu"))
     network = model.diffusion_model
     if case.shrink:
         case.shrink(network)
-        network.requires_grad_(False).eval()
+        network.requires_grad_(False).eval().to(dtype)
     weights = filled(network)
     if case.detected:
-        return comfy.sd.load_diffusion_model_state_dict(weights)
+        return comfy.sd.load_diffusion_model_state_dict(weights, {"dtype": dtype})
     network.load_state_dict(weights)
     return comfy.model_patcher.ModelPatcher(model, torch.device("cpu"), torch.device("cpu"))
 
@@ -110,21 +137,14 @@ def build(name: str):
 atexit.register(build.cache_clear)  # while ComfyUI is still there: a ModelPatcher detaches when it goes
 
 
-def model_of(case: Tiny, options: dict):
-    """ComfyUI's model with a network of these options; those that an older release doesn't know are left out."""
+def model_config(case: Tiny, dtype: torch.dtype):
     import comfy.supported_models
 
-    config = getattr(comfy.supported_models, case.kind)(dict(options))
-    config.unet_config.update(options)  # after the class has had its say: some bring options of the real size
-    config.set_inference_dtype(torch.float32, None)
-    try:
-        with torch.no_grad():
-            return config.get_model(builders.fill(case.weights, 1), device=torch.device("cpu"))
-    except TypeError as error:
-        unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
-        if not unknown or unknown[1] not in options:
-            raise
-        return model_of(case, {name: value for name, value in options.items() if name != unknown[1]})
+    config = getattr(comfy.supported_models, case.kind)(dict(case.config))
+    # after the class has had its say: some add options of their own
+    config.unet_config.update(case.config)
+    config.set_inference_dtype(dtype, None)
+    return config
 
 
 def filled(network: torch.nn.Module, seed: int = 0) -> dict[str, torch.Tensor]:
@@ -155,3 +175,21 @@ def available() -> list[str]:
     """Names of the entries that the running release has a class for."""
     known = classes()
     return [name for name, case in CASES.items() if case.kind in known]
+
+
+CASES: dict[str, Tiny] = {}
+NOT_SAMPLED: dict[str, str] = {}  # class in comfy.supported_models -> why there is no entry
+
+
+def _fill_table() -> None:
+    import tiny_image
+    import tiny_other
+    import tiny_unet
+    import tiny_video
+
+    for entries in (tiny_image, tiny_video, tiny_unet, tiny_other):
+        CASES.update({case.name: case for case in entries.CASES})
+        NOT_SAMPLED.update(entries.NOT_SAMPLED)
+
+
+_fill_table()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tiny_entry import Given, Tiny
+from tiny_models import Given, Tiny
 
 AUDIO = {
     "audio_model": "dit1.0", "global_cond_dim": 1536, "project_cond_tokens": True, "embed_dim": 64, "depth": 3,
@@ -74,15 +74,16 @@ def flux2_latent(given: Given) -> dict:
 
 CASES = [
     Tiny("stable_audio", "StableAudio", AUDIO, (64, 32), text=768,
-         weights={**seconds("seconds_start", learned=True), **seconds("seconds_total", learned=True)}),
+         weights={**seconds("seconds_start", learned=True), **seconds("seconds_total", learned=True)},
+         why="is not known"),
     Tiny("stable_audio3", "StableAudio3", AUDIO3, (256, 32), text=768,
-         weights=seconds("seconds_total", learned=False)),
-    Tiny("ace_step", "ACEStep", ACE, (8, 16, 24), shrink=small_lyric_encoder, extra=lyric_tokens),
-    Tiny("ace_step15", "ACEStep15", ACE15, (64, 30), extra=lyrics),
-    Tiny("hunyuan3d", "Hunyuan3Dv2", HUNYUAN_3D, (64, 48), detected=True),
-    Tiny("hunyuan3d_mini", "Hunyuan3Dv2mini", {**HUNYUAN_3D, "depth": 8}, (64, 48), detected=True),
-    Tiny("hunyuan3d_21", "Hunyuan3Dv2_1", HUNYUAN_3D_21, (64, 48)),
-    Tiny("triposplat", "TripoSplat", TRIPO, ((32, 16), (1, 5)), tokens=17, extra=flux2_latent),
+         weights=seconds("seconds_total", learned=False), why="is not known"),
+    Tiny("ace_step", "ACEStep", ACE, (8, 16, 24), shrink=small_lyric_encoder, extra=lyric_tokens, why="is not known"),
+    Tiny("ace_step15", "ACEStep15", ACE15, (64, 30), extra=lyrics, why="is not known"),
+    Tiny("hunyuan3d", "Hunyuan3Dv2", HUNYUAN_3D, (64, 48), detected=True, why="is not known"),
+    Tiny("hunyuan3d_mini", "Hunyuan3Dv2mini", {**HUNYUAN_3D, "depth": 8}, (64, 48), detected=True, why="is not known"),
+    Tiny("hunyuan3d_21", "Hunyuan3Dv2_1", HUNYUAN_3D_21, (64, 48), why="is not known"),
+    Tiny("triposplat", "TripoSplat", TRIPO, ((32, 16), (1, 5)), tokens=17, extra=flux2_latent, why="is not known"),
 ]  # fmt: skip
 
 NO_DIFFUSION = "finds things in images: nothing is sampled"

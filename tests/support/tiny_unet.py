@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from tiny_entry import Given, Tiny
+from tiny_models import Given, Tiny
 
 UNET = {
     "image_size": 32, "in_channels": 4, "out_channels": 4, "model_channels": 32, "legacy": False,
@@ -51,11 +51,7 @@ def seen_image(width: int):
 
     def extra(given: Given) -> dict:
         output = SimpleNamespace(image_embeds=given.noise(1, width).unsqueeze(0))
-        return {
-            "unclip_conditioning": [
-                {"clip_vision_output": output, "strength": 1.0, "noise_augmentation": 0.1}
-            ]
-        }
+        return {"unclip_conditioning": [{"clip_vision_output": output, "strength": 1.0, "noise_augmentation": 0.1}]}
 
     return extra
 
@@ -88,14 +84,19 @@ CASES = [
     Tiny("segmind_vega", "Segmind_Vega", {**SDXL, **NO_MIDDLE}, SHAPE, pooled=48),
     Tiny("koala_700m", "KOALA_700M", {**SDXL, **NO_MIDDLE}, SHAPE, pooled=48),
     Tiny("koala_1b", "KOALA_1B", SDXL, SHAPE, pooled=48),
-    Tiny("svd", "SVD_img2vid", {**VIDEO, "adm_in_channels": 768}, SHAPE, tokens=1, batch=3, extra=given_image),
-    Tiny("sv3d_u", "SV3D_u", {**VIDEO, "adm_in_channels": 256}, SHAPE, tokens=1, batch=3, extra=given_image),
-    Tiny("sv3d_p", "SV3D_p", {**VIDEO, "adm_in_channels": 1280}, SHAPE, tokens=1, batch=3, extra=given_image),
+    Tiny("svd", "SVD_img2vid", {**VIDEO, "adm_in_channels": 768}, SHAPE, tokens=1, batch=3, extra=given_image,
+         why="attend over time"),
+    Tiny("sv3d_u", "SV3D_u", {**VIDEO, "adm_in_channels": 256}, SHAPE, tokens=1, batch=3, extra=given_image,
+         why="attend over time"),
+    Tiny("sv3d_p", "SV3D_p", {**VIDEO, "adm_in_channels": 1280}, SHAPE, tokens=1, batch=3, extra=given_image,
+         why="attend over time"),
     Tiny("zero123", "Stable_Zero123", {**SHALLOW, "in_channels": 8}, SHAPE, extra=given_image,
          weights={"cc_projection.weight": (64, 64), "cc_projection.bias": (64,)}),
     Tiny("x4_upscaler", "SD_X4Upscaler", {**LINEAR, "in_channels": 7, "num_classes": 1000,
                                           "disable_self_attentions": [True, False, False]}, SHAPE,
          extra=small_image),
-    Tiny("cascade_c", "Stable_Cascade_C", CASCADE_C, (16, 12, 12), pooled=48),
-    Tiny("cascade_b", "Stable_Cascade_B", CASCADE_B, (4, 32, 32), pooled=48),
+    Tiny("cascade_c", "Stable_Cascade_C", CASCADE_C, (16, 12, 12), pooled=48, why="is not known"),
+    Tiny("cascade_b", "Stable_Cascade_B", CASCADE_B, (4, 32, 32), pooled=48, why="is not known"),
 ]  # fmt: skip
+
+NOT_SAMPLED: dict[str, str] = {}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from tiny_entry import Given, Tiny
 from tiny_image import HUNYUAN_IMAGE, KANDINSKY, PREDICT2, padded
+from tiny_models import Given, Tiny
 
 WAN = {
     "image_model": "wan2.1", "model_type": "t2v", "dim": 128, "out_dim": 16, "num_heads": 1, "ffn_dim": 192,
@@ -194,13 +194,6 @@ def dancer(given: Given) -> dict:
     }  # fmt: skip
 
 
-def guide(given: Given) -> dict:
-    """The last frame is a guide, at a place of its own in the video (LTXVAddGuide)."""
-    batch, _, _, rows, columns = given.shape
-    places = given.noise(batch, 3, rows * columns, 2).abs() * 100
-    return {**padded(given), "keyframe_idxs": places}
-
-
 def low_resolution(given: Given) -> dict:
     batch, channels, *rest = given.shape
     return {"condition": given.noise(batch, channels + 1, *rest)}
@@ -215,33 +208,34 @@ CASES = [
     wan("wan21_t2v", "WAN21_T2V", {}),
     wan("wan21_i2v", "WAN21_I2V", {"model_type": "i2v", "in_dim": 36}, extra=start_image),
     wan("wan21_fun_control", "WAN21_FunControl2V", {"model_type": "i2v", "in_dim": 48, "in_dim_ref_conv": 16},
-        extra=wan_reference),
+        extra=wan_reference, odd=False),
     wan("wan21_bernini", "WAN21_T2V", {}, extra=bernini),
     wan("wan22_5b", "WAN22_T2V", WAN22, shape=(48, 3, 8, 8)),
     wan("wan22_5b_i2v", "WAN22_T2V", WAN22, shape=(48, 3, 8, 8), frame_kept=True),
     wan("wan21_vace", "WAN21_Vace", {"model_type": "vace", "num_layers": 4, "vace_layers": 2, "vace_in_dim": 96},
-        extra=vace),
-    wan("wan21_camera", "WAN21_Camera", {"model_type": "camera", "in_dim": 32}, extra=camera),
-    wan("wan22_camera", "WAN22_Camera", {"model_type": "camera_2.2", "in_dim": 36}, extra=camera),
+        extra=vace, odd=False),
+    wan("wan21_camera", "WAN21_Camera", {"model_type": "camera", "in_dim": 32}, extra=camera, odd=False),
+    wan("wan22_camera", "WAN22_Camera", {"model_type": "camera_2.2", "in_dim": 36}, extra=camera, odd=False),
     wan("wan21_causal_ar", "WAN21_CausalAR_T2V", {}, detected=False),
-    wan("wan22_s2v", "WAN22_S2V", {"model_type": "s2v"}, extra=sound_to_video),
-    wan("wan21_humo", "WAN21_HuMo", {"model_type": "humo"}, detected=False, shrink=small_audio_encoder, extra=humo),
+    wan("wan22_s2v", "WAN22_S2V", {"model_type": "s2v"}, extra=sound_to_video, why="sound"),
+    wan("wan21_humo", "WAN21_HuMo", {"model_type": "humo"}, detected=False, shrink=small_audio_encoder, extra=humo,
+        why="sort tokens by frame"),
     wan("wan22_animate", "WAN22_Animate", {"model_type": "animate", "in_dim": 36, "num_layers": 5}, detected=False,
-        shrink=small_face_encoder, extra=animate),
+        shrink=small_face_encoder, extra=animate, odd=False),
     wan("wan22_animate_face", "WAN22_Animate", {"model_type": "animate", "in_dim": 36, "num_layers": 5},
-        detected=False, shrink=small_face_encoder, extra=animate_face),
+        detected=False, shrink=small_face_encoder, extra=animate_face, why="a face"),
     wan("wan21_flow_rvs", "WAN21_FlowRVS", {"model_type": "flow_rvs"}, detected=False),
     wan("wan21_scail", "WAN21_SCAIL", {"model_type": "scail", "in_dim": 20}, extra=scail),
     wan("wan21_scail2", "WAN21_SCAIL2", {"model_type": "scail2", "in_dim": 20}, extra=scail),
-    wan("wan22_dancer", "WAN22_WanDancer", {"model_type": "wandancer", "in_dim": 36}, extra=dancer),
+    wan("wan22_dancer", "WAN22_WanDancer", {"model_type": "wandancer", "in_dim": 36}, extra=dancer, why="music"),
     Tiny("hunyuan_video", "HunyuanVideo", HUNYUAN_VIDEO, WAN_SHAPE, pooled=768, cfg=1.0, detected=True,
-         extra=padded),
+         extra=padded, odd=False, pairs=False),
     Tiny("hunyuan_video_i2v", "HunyuanVideoI2V", {**HUNYUAN_VIDEO, "in_channels": 33}, WAN_SHAPE, pooled=768,
-         cfg=1.0, detected=True, extra=guiding_frame),
+         cfg=1.0, detected=True, extra=guiding_frame, why="guiding frame"),
     Tiny("hunyuan_video_skyreels", "HunyuanVideoSkyreelsI2V", {**HUNYUAN_VIDEO, "in_channels": 32}, WAN_SHAPE,
-         pooled=768, detected=True),
+         pooled=768, detected=True, odd=False),
     Tiny("hunyuan_video_ref", "HunyuanVideo", HUNYUAN_VIDEO, WAN_SHAPE, pooled=768, cfg=1.0, detected=True,
-         extra=ref_latent),
+         extra=ref_latent, odd=False, pairs=False),
     Tiny("hunyuan_video_15", "HunyuanVideo15", HUNYUAN_15, (32, 3, 4, 4), detected=True, extra=glyphs_and_image),
     Tiny("hunyuan_video_15_sr", "HunyuanVideo15_SR_Distilled", {**HUNYUAN_15, "in_channels": 98}, (32, 3, 4, 4),
          cfg=1.0, detected=True),
@@ -252,21 +246,23 @@ CASES = [
     Tiny("cosmos_predict2_i2v", "CosmosI2VPredict2", {**PREDICT2, "in_channels": 17}, WAN_SHAPE, frame_kept=True),
     Tiny("cosmos_predict2_video", "CosmosT2IPredict2", PREDICT2, WAN_SHAPE),
     Tiny("kandinsky5", "Kandinsky5", {**KANDINSKY, "visual_embed_dim": 132}, WAN_SHAPE, text=3584, pooled=768,
-         detected=True),
+         detected=True, odd=False),
     Tiny("ltxv", "LTXV", LTXV, (128, 3, 4, 4), text=4096, detected=True, extra=padded),
     Tiny("ltxv_i2v", "LTXV", LTXV, (128, 3, 4, 4), text=4096, detected=True, extra=padded, frame_kept=True),
-    Tiny("ltxv_guide", "LTXV", LTXV, (128, 4, 4, 4), text=4096, detected=True, extra=guide, frame_kept=True),
-    Tiny("ltx2", "LTXAV", LTX2, AV_SHAPE, text=128),
-    Tiny("ltx2_i2v", "LTXAV", LTX2, AV_SHAPE, text=128, frame_kept=True),
-    Tiny("ltx23", "LTXAV", LTX23, AV_SHAPE, text=96),
-    Tiny("mochi", "GenmoMochi", MOCHI, (12, 3, 8, 8), extra=padded),
-    Tiny("cosmos1", "CosmosT2V", COSMOS, WAN_SHAPE),
-    Tiny("cosmos1_i2v", "CosmosI2V", {**COSMOS, "in_channels": 17}, WAN_SHAPE, frame_kept=True),
-    Tiny("cogvideox", "CogVideoX_T2V", COG, WAN_SHAPE, detected=True),
-    Tiny("cogvideox_i2v", "CogVideoX_I2V", {**COG, "in_channels": 32}, WAN_SHAPE, detected=True),
+    Tiny("ltx2", "LTXAV", LTX2, AV_SHAPE, text=128, why="packed"),
+    Tiny("ltx23", "LTXAV", LTX23, AV_SHAPE, text=96, why="packed"),
+    Tiny("mochi", "GenmoMochi", MOCHI, (12, 3, 8, 8), extra=padded, why="is not known"),
+    Tiny("cosmos1", "CosmosT2V", COSMOS, WAN_SHAPE, why="is not known"),
+    Tiny("cosmos1_i2v", "CosmosI2V", {**COSMOS, "in_channels": 17}, WAN_SHAPE, frame_kept=True, why="is not known"),
+    Tiny("cogvideox", "CogVideoX_T2V", COG, WAN_SHAPE, detected=True, why="is not known"),
+    Tiny("cogvideox_i2v", "CogVideoX_I2V", {**COG, "in_channels": 32}, WAN_SHAPE, detected=True, why="is not known"),
     Tiny("cogvideox15", "CogVideoX_I2V", {**COG, "in_channels": 32, "patch_size_t": 2}, (16, 4, 8, 8),
-         detected=True),
-    Tiny("cogvideox_inpaint", "CogVideoX_Inpaint", {**COG, "in_channels": 48}, WAN_SHAPE, detected=True),
-    Tiny("seedvr2", "SeedVR2", SEEDVR2, (16, 1, 16, 16), text=5120, cfg=1.0, extra=low_resolution),
-    Tiny("minimax_h3", "MiniMaxH3", MINIMAX, ((24, 2, 4, 4), (32, 2, 7)), text=48, cfg=1.0, detected=True),
+         detected=True, why="is not known"),
+    Tiny("cogvideox_inpaint", "CogVideoX_Inpaint", {**COG, "in_channels": 48}, WAN_SHAPE, detected=True,
+         why="is not known"),
+    Tiny("seedvr2", "SeedVR2", SEEDVR2, (16, 1, 16, 16), text=5120, cfg=1.0, extra=low_resolution, why="is not known"),
+    Tiny("minimax_h3", "MiniMaxH3", MINIMAX, ((24, 2, 4, 4), (32, 2, 7)), text=48, cfg=1.0, detected=True,
+         why="is not known"),
 ]  # fmt: skip
+
+NOT_SAMPLED: dict[str, str] = {}

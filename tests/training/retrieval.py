@@ -102,22 +102,22 @@ def main() -> None:
     ranks = [order.index(subject) + 1 for order, subject in zip(found, subjects)]
     for name, order, rank in zip(names, found, ranks):
         print(f"{name:24} nearest {order[0]:12} rank {rank}")
-    right = sum(rank == 1 for rank in ranks)
+    wanted = data.compose(
+        torch.tensor([data.subjects.index(s) for s in subjects]),
+        torch.tensor([data.colours.index(c) for c in colours]),
+        options.size,
+    )
     print(
         json.dumps(
             {
                 "model": options.kind,
                 "size": options.size,
-                "right": right,
+                "right": sum(rank == 1 for rank in ranks),
                 "of": len(ranks),
                 "mean_rank": sum(ranks) / len(ranks),
+                "mean_lpips": round(metric(drawn, wanted).mean().item(), 4),  # to the training image
             }
         )
-    )
-    wanted = data.compose(
-        torch.tensor([data.subjects.index(s) for s in subjects]),
-        torch.tensor([data.colours.index(c) for c in colours]),
-        options.size,
     )
     sheet(drawn, wanted, options.sheet or options.folder / f"retrieval-{options.kind}-{options.size}.png")
 

@@ -67,6 +67,13 @@ def test_file_is_small(loading):
     assert loading.STUDENT_FILE.stat().st_size <= LIMIT
 
 
+def test_the_loader_node_offers_it(loading):
+    from demo_pack import nodes
+
+    assert list(nodes.LOADERS) == ["flux", "sdxl-like unet", "flux, 4 steps"]
+    assert nodes.LOADERS["flux, 4 steps"] is loading.load_demo_student
+
+
 def test_comfyui_takes_every_key(loading, caplog):
     from safetensors import safe_open
 

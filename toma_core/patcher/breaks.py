@@ -19,6 +19,12 @@ def phase_of(conds: dict[str, list[dict]] | None, sigma: float) -> tuple[bool, .
     return tuple(found)
 
 
+def asked_for(options: dict) -> tuple[tuple[str, str], ...]:
+    """The words in the options of an evaluation. Nodes that sample two latents at a time (FlowEdit, RES4LYF's guides)
+    tell by one of them which is asked for; one's answers say nothing of the other's."""
+    return tuple((name, value) for name, value in sorted(options.items()) if isinstance(value, str))
+
+
 def _controls(control) -> Iterator[tuple[float, float]]:
     """The sigmas of a ControlNet and of those before it in its chain."""
     while control is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .base import Family, Unmerged, network_of
 from .dit import DiTFamily
+from .entry import Entry
 from .table import entry_of
 from .unet import UNetFamily
 
@@ -21,9 +22,11 @@ def family_of(model) -> Family:
         raise UnsupportedModel(
             f"model is a {type(model).__name__}, not a diffusion model: connect the MODEL of a loader."
         )
+    name = type(model.model).__name__
     if UNetFamily.matches(network):
-        return UNetFamily(network)
-    entry = entry_of(network)
-    if entry is not None:
-        return DiTFamily(network, entry)
-    return Unmerged(type(model.model).__name__, type(network).__name__)
+        why = UNetFamily.why_never(network)
+        return Unmerged(name, why) if why else UNetFamily(network)
+    found = entry_of(network)
+    if isinstance(found, Entry):
+        return DiTFamily(network, found)
+    return Unmerged(name, found or f"it is not known where those of {name} ({type(network).__name__}) lie")

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ...evaluation import Evaluation
 from ..memory import ours
 from .base import KEY
+from .rows import Cut
 
 if TYPE_CHECKING:
     from .dit import DiTFamily
@@ -58,12 +59,13 @@ class AttentionSeam:
             return torch.cat((x[:, :, :start], tokens, x[:, :, stop:]), 2)
 
         def changed() -> dict:
-            from .dit import _of_rows
+            from .dit import argument
 
+            cut = Cut(merge, start, k.shape[2])
             stream = next(stream for stream in self.family.depths if stream.kind == kind)
             given = {"pe": pe, "attn_mask": attn_mask}
             rest = {
-                name: _of_rows(stream, evaluation, name, value, merge, start, k.shape[2])
+                name: argument(stream, evaluation, name, value, cut)
                 for name, value in given.items()
                 if value is not None
             }

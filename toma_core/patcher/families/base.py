@@ -73,14 +73,14 @@ class Family(ABC):
 
 
 class Unmerged(Family):
-    """A network whose blocks we don't know. It can still be forecast."""
+    """A network whose tokens can't be merged. It can still be forecast."""
 
     kind = "none"
 
-    def __init__(self, model: str, network: str) -> None:
+    def __init__(self, model: str, why: str) -> None:
         super().__init__()
         self.name = model
-        self.why_unmerged = f"where the tokens of a {model} ({network}) lie is not known"
+        self.why_unmerged = why
 
     def arrange(self, settings: Settings) -> Unmerged:
         return self

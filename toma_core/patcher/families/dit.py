@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from functools import partial
-from math import ceil, prod
+from math import prod
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,8 @@ from ..dynamo import has_patches, keep_out_of_graphs, uncompiled
 from ..memory import ours
 from .attention import AttentionSeam
 from .base import KEY, Family
-from .table import Entry, Sequence, Stream
+from .entry import Call, Entry, Sequence, Stream
+from .rows import Cut, joined
 
 PUBLISHED_SKIP = 5  # first blocks of each kind that the authors' code leaves alone on Flux
 WHOLE = "all blocks"  # the row through which tokens ride
@@ -38,12 +39,13 @@ class DiTFamily(Family):
         super().__init__()
         self.name = entry.name
         self.entry = entry
+        self.network = network
         self.patch: Patch = entry.patch(network)
         blocks = {stream: list(network.get_submodule(stream.blocks)) for stream in entry.streams}
         self.depths = {stream: len(found) for stream, found in blocks.items()}
-        self.weights = {stream: _weights(found[0], stream) for stream, found in blocks.items() if found}
+        self.weights = [_weights(block, stream) for stream, found in blocks.items() for block in found]
         self.attention: AttentionSeam | None = None
-        self.has_attention_patch = AttentionSeam.fits(network)
+        self.has_attention_patch = entry.attention_patches and AttentionSeam.fits(network)
 
     def arrange(self, settings: Settings) -> DiTFamily:
         if settings.merge is MergeWhere.ATTENTION and not self.has_attention_patch:
@@ -55,13 +57,14 @@ class DiTFamily(Family):
         skip, rides = settings.skip_first_blocks, settings.rides
         if skip < 0:
             skip = 0 if rides else PUBLISHED_SKIP
-        total = sum(self.depths.values())
+        total = sum(depth for stream, depth in self.depths.items() if not stream.side)
         family.places = []
         for stream, depth in self.depths.items():
             for i in range(depth):
                 index = len(family.places)
                 if rides:
-                    place = Place(WHOLE, WHOLE, index, last=index == total - 1, skipped=index < skip)
+                    skipped = index < skip and not stream.side
+                    place = Place(WHOLE, WHOLE, index, index == total - 1, skipped)
                 else:
                     place = Place(f"{stream.kind} {i}", stream.kind, i, last=True, skipped=i < skip)
                 family.places.append(place)
@@ -78,7 +81,7 @@ class DiTFamily(Family):
             yield from ((next(places), stream, i) for i in range(depth))
 
     def install(self, options: dict) -> None:
-        keep_out_of_graphs(DiTFamily, Evaluation, Slot, ForwardSeam, AttentionSeam, ours)
+        keep_out_of_graphs(DiTFamily, Evaluation, Slot, ForwardSeam, AttentionSeam, Stream, Cut, ours)
         if self.attention is not None:
             self.attention.install(options)
             return
@@ -88,20 +91,31 @@ class DiTFamily(Family):
                 slots[stream.slot, i] = Slot(self, place, stream, slots.get((stream.slot, i)))
 
     def seams(self, network: nn.Module) -> Iterator[tuple[nn.Module, Callable[[Callable], Callable]]]:
+        if type(network) is not type(self.network):  # of a guider with two models
+            return
         for place, stream, i in self.seated():
             if not stream.slot:
                 block = network.get_submodule(stream.blocks)[i]
-                yield block, partial(ForwardSeam, self, place, stream, inspect.signature(type(block).forward))
+                yield block, partial(ForwardSeam, self, place, stream, _parameters(type(block).forward))
 
     def why_not(self, x: Tensor, options: dict, inputs: dict) -> str | None:
         slots = options.get("patches_replace", {}).get("dit", {})
-        for _, stream, i in self.seated() if self.attention is None else ():
-            slot = slots.get((stream.slot, i))
-            if stream.slot and (not isinstance(slot, Slot) or slot.inner is not None):
-                return f"another node runs code of its own in the place of {stream.slot} {i}"
-        if "double_block" in options.get("patches", {}) and not self.entry.wraps_patches:
+        ours_only = {(stream.slot, i) for _, stream, i in self.seated() if stream.slot}
+        for kind, i in {*slots, *ours_only} if self.attention is None else ():
+            slot = slots.get((kind, i))
+            if not isinstance(slot, Slot) or slot.inner is not None:
+                return f"another node runs code of its own in the place of {kind} {i}"
+        if "double_block" in options.get("patches", {}) and not self.entry.double_block_patches:
             return "a patch of another node works on the tokens between blocks"
-        return self.entry.why_not(x, options, inputs)
+        return self.entry.why_not(Call(self.network, x, options, inputs))
+
+    def runs_blocks(self, network: nn.Module) -> str | None:
+        """The name of foreign code that runs the blocks in the place of ComfyUI's, or None. What it keeps from call to
+        call (a cache of residuals) has a row for each token, so the kept ones may not ride through it."""
+        name = next(name for name in ("forward_orig", "_forward", "forward") if hasattr(network, name))
+        code = getattr(network, name)
+        module = getattr(code, "__module__", None) or type(code).__module__
+        return None if module.partition(".")[0] == "comfy" else f"{module}.{getattr(code, '__name__', name)}"
 
     def grid(self, latent: tuple[int, ...]) -> Grid:
         return grid_of(latent, self.patch)
@@ -110,13 +124,14 @@ class DiTFamily(Family):
         return f"{grid[0]}x{grid[1]}" if self.settings.rides else place.share
 
     def block_flops(self, place: Place, counted: Counted, after: int) -> float:
-        stream = next(stream for other, stream, _ in self.seated() if other is place)
-        image, text = self.weights[stream]
+        index, stream = next((i, stream) for i, (other, stream, _) in enumerate(self.seated()) if other is place)
+        image, text, alone = self.weights[index]
         linear = counted.before if self.settings.merge is MergeWhere.ATTENTION else after
-        length = after + counted.beside + (0 if stream.crosses else counted.text)
+        length = after + counted.beside
         products = image * (linear + counted.beside) + text * counted.text
-        crossed = 2 * length * counted.text * counted.channels if stream.crosses else 0
-        return 2.0 * (products + 2 * length**2 * counted.channels + crossed)
+        pairs = length * (length + counted.text) if stream.crosses else (length + counted.text) ** 2
+        pairs += length**2 if alone else 0
+        return 2.0 * (products + 2 * pairs * counted.channels)
 
     # ----------------------------------------------------------------------- what reaches the network
 
@@ -126,33 +141,41 @@ class DiTFamily(Family):
         if not self.settings.rides or not evaluation.merges:
             return options, control
         merge, count = next(iter(evaluation.kept.merges.values())), prod(evaluation.grid)
-
-        def rows(add: Tensor | None) -> Tensor | None:
-            if add is None or add.shape[1] < count:
-                return add
-            return torch.cat((merge.take(add[:, :count].expand(len(merge.kept), -1, -1)), add[:, count:]), 1)
+        if control is not None:
+            if any(place.skipped for place in self.places):
+                raise Unmergeable("a ControlNet adds to the blocks that skip_first_blocks leaves alone")
+            control = self._shorter_control(control, merge, count)
 
         def on_all(patch: Callable) -> Callable:
             def between(args: dict) -> dict:
+                if WHOLE not in evaluation.riding:  # behind the last block all tokens are there
+                    return patch(args)
                 kept, image = merge.kept.shape[1], args["img"]
                 whole = torch.cat((merge.copied(image[:, :kept]), image[:, kept:]), 1)
                 out = patch({**args, "img": whole})
-                return {
-                    **out,
-                    "img": torch.cat((merge.take(out["img"][:, :count]), out["img"][:, count:]), 1),
-                }
+                return {**out, "img": torch.cat((merge.take(out["img"][:, :count]), out["img"][:, count:]), 1)}
 
             return between
 
-        if control is not None:
-            control = {kind: [rows(add) for add in adds] for kind, adds in control.items() if isinstance(adds, list)}
         patches = options.get("patches", {})
         if "double_block" in patches:
-            options = {
-                **options,
-                "patches": {**patches, "double_block": [on_all(p) for p in patches["double_block"]]},
-            }
+            on_kept = [on_all(patch) for patch in patches["double_block"]]
+            options = {**options, "patches": {**patches, "double_block": on_kept}}
         return options, control
+
+    def _shorter_control(self, control: dict, merge: Merge, count: int) -> dict:
+        """Residuals [B, N, C] for the kept tokens; behind the last block all tokens are there."""
+        streams = [stream for stream in self.depths if not stream.side]
+        last = self.depths[streams[-1]] - 1
+
+        def rows(kind: str, i: int, add: Tensor | None) -> Tensor | None:
+            behind = i == last and (kind == "output" or len(streams) == 1)
+            if add is None or behind or add.shape[1] < count:
+                return add
+            return torch.cat((merge.take(add[:, :count].expand(len(merge.kept), -1, -1)), add[:, count:]), 1)
+
+        lists = {kind: adds for kind, adds in control.items() if isinstance(adds, list)}
+        return {kind: [rows(kind, i, add) for i, add in enumerate(adds)] for kind, adds in lists.items()}
 
     # ----------------------------------------------------------------------- a block
 
@@ -162,15 +185,22 @@ class DiTFamily(Family):
         sequence = args.get(stream.image)
         if evaluation is None or not isinstance(sequence, Tensor):
             return run(args)
-        count = prod(evaluation.grid)
-        now = evaluation.tokens_now(place, count)  # of the image, in the sequence as it comes
+        count, begins = prod(evaluation.grid), place.row not in evaluation.riding
         text = args.get(stream.text) if stream.text else None
+        evaluation.text = text.shape[1] if isinstance(text, Tensor) else 0
         if isinstance(text, Tensor):
             evaluation.scratch[TEXT] = text.shape[1]
-        evaluation.text = text.shape[1] if isinstance(text, Tensor) else 0
         tokens = sequence.flatten(1, -2)
+        if stream.side:
+            if begins:
+                evaluation.count(place, evaluation.grid, tokens, count, count)
+                return run(args)
+            if evaluation.scratch.setdefault(stream.blocks, place.index) == place.index:
+                tokens = ours(evaluation.riding[place.row].merge.take, tokens)
+        now = evaluation.tokens_now(place, count)  # of the image, in the sequence as it comes
         full = tokens.shape[1] + count - now
-        start = stream.start(Sequence(full, count, evaluation.scratch.get(TEXT), options, evaluation.inputs))
+        seen = Sequence(full, count, evaluation.scratch.get(TEXT), self.network, options, evaluation.inputs)
+        start = stream.start(seen)
         if start is None or not 0 <= start <= full - count:
             if evaluation.merges:
                 raise Unmergeable(f"{stream.blocks} are called in a way that does not tell where the image tokens lie")
@@ -179,17 +209,19 @@ class DiTFamily(Family):
         kept, merge = ours(evaluation.enter, place, tokens[:, start : start + now], evaluation.grid)
         if merge is None:
             return run(args)
-        if now == count:
+        if begins:
             evaluation.scratch["shape"] = sequence.shape
-        out = run(ours(_shorter, stream, evaluation, args, options, tokens, kept, merge, start, full))
+        cut = Cut(merge, start, full)
+        # Blocks add to their tokens in place; without copies what came in is needed again.
+        shorter = ours(cut.tokens, tokens, kept if evaluation.copies else kept.clone(), now)
+        out = run(ours(_shorter, stream, evaluation, args, options, shorter, cut))
         made = stream.image_of(out).flatten(1, -2)
-        image = ours(evaluation.leave, place, made[:, start : start + kept.shape[1]])
-        if image.shape[1] == kept.shape[1]:
+        image = ours(evaluation.leave, place, made[:, start : start + cut.kept])
+        if place.row in evaluation.riding:
             return out
-        whole = ours(_joined, made, image, start, kept.shape[1])
-        return stream.with_image(
-            out, whole.unflatten(1, evaluation.scratch["shape"][1:-1]) if sequence.ndim > 3 else whole
-        )
+        whole = ours(joined, made, image, start, cut.kept)
+        whole = whole.unflatten(1, evaluation.scratch["shape"][1:-1]) if sequence.ndim > 3 else whole
+        return stream.with_image(out, whole)
 
 
 class Slot:
@@ -203,8 +235,7 @@ class Slot:
         return self
 
     def __call__(self, args: dict, extra: dict) -> dict:
-        # Packs with a forward of their own give the options elsewhere, or not at all.
-        options = args.get("transformer_options") or extra.get("transformer_options") or {}
+        options = args.get("transformer_options") or {}  # packs with a forward of their own may not give them
 
         def run(args: dict) -> dict:
             if self.inner is not None:
@@ -219,114 +250,67 @@ class Slot:
 class ForwardSeam:
     """A block's forward; its arguments get their names by its signature."""
 
-    def __init__(
-        self,
-        family: DiTFamily,
-        place: Place,
-        stream: Stream,
-        signature: inspect.Signature,
-        original: Callable,
-    ) -> None:
+    def __init__(self, family: DiTFamily, place: Place, stream: Stream, names: list[str], original: Callable) -> None:
         self.family, self.place, self.stream = family, place, stream
-        self.signature, self.original = signature, original
+        self.names, self.original = names, original
 
     def __call__(self, *args, **kwargs):
-        bound = self.signature.bind(None, *args, **kwargs)  # None: its self
-        options = bound.arguments.get("transformer_options") or {}
+        by_position = self.names[: len(args)]
+        given = {**dict(zip(by_position, args)), **kwargs}
+        options = given.get("transformer_options") or {}
 
-        def run(arguments: dict):
-            bound.arguments.update(arguments)
+        def run(given: dict):
             original = partial(uncompiled, self.original) if has_patches(options) else self.original
-            return original(*bound.args[1:], **bound.kwargs)
+            positional = [given[name] for name in by_position]
+            return original(*positional, **{name: given[name] for name in given if name not in by_position})
 
-        return self.family.block(self.place, self.stream, dict(bound.arguments), options, run)
+        return self.family.block(self.place, self.stream, given, options, run)
 
 
-def _shorter(
-    stream: Stream,
-    evaluation: Evaluation,
-    args: dict,
-    options: dict,
-    tokens: Tensor,
-    kept: Tensor,
-    merge: Merge,
-    start: int,
-    full: int,
-) -> dict:
-    """The arguments of a block for the kept tokens [B, K, C] of its sequence, which had `full` tokens."""
-    image = len(merge.assignment[0])
-    now = tokens.shape[1] - (full - image)
-    shape = args[stream.image].shape
-    sequence = kept if evaluation.copies else kept.clone()  # blocks add to it in place
-    if tokens.shape[1] > now:
-        sequence = torch.cat((tokens[:, :start], kept, tokens[:, start + now :]), 1)
-    frames = [name for name in stream.per_frame if _frames_of(args.get(name)) > 1]
-    if len(shape) == 5:  # [B, T, H, W, C]
-        sequence = sequence[:, :, None, None] if frames else sequence[:, None, :, None]
-    changed = {**args, stream.image: sequence}
+def _parameters(forward: Callable) -> list[str]:
+    return list(inspect.signature(forward).parameters)[1:]
+
+
+def _shorter(stream: Stream, evaluation: Evaluation, args: dict, options: dict, tokens: Tensor, cut: Cut) -> dict:
+    """The arguments of a block for the tokens [B, L', C] that are left of its sequence."""
+    for name in stream.alone:
+        if args.get(name) is not None:
+            raise Unmergeable(f"{stream.blocks} are given {name}")
+    frames = [name for name, ndim in stream.per_frame.items() if _has_frames(args.get(name), ndim)]
+    if args[stream.image].ndim == 5:  # [B, T, H, W, C]
+        tokens = tokens[:, :, None, None] if frames else tokens[:, None, :, None]
+    changed = {**args, stream.image: tokens}
     for name in (*stream.rows, *stream.masks, *frames):
-        if isinstance(args.get(name), Tensor):
-            changed[name] = _of_rows(stream, evaluation, name, args[name], merge, start, full)
+        if isinstance(args.get(name), (Tensor, tuple)):
+            changed[name] = argument(stream, evaluation, name, args[name], cut)
+        elif name in stream.rows:
+            raise Unmergeable(f"{stream.blocks} have no {name}")
+    for name in stream.bounds:
+        if name in args:
+            changed[name] = cut.bound(args[name])
     if not stream.slot and "img_slice" in options:
         begin, end = options["img_slice"]
-        changed["transformer_options"] = {**options, "img_slice": [begin, end - (image - kept.shape[1])]}
+        changed["transformer_options"] = {**options, "img_slice": [begin, cut.bound(end)]}
     return changed
 
 
-def _of_rows(
-    stream: Stream, evaluation: Evaluation, name: str, value: Tensor, merge: Merge, start: int, full: int
-) -> Tensor:
-    """An argument with a row for each token, for the rows that stay: all that comes before the image, the kept image
-    tokens, all that follows. It is the same for all blocks of a call."""
-    known = evaluation.scratch.get((stream.kind, name))
-    if known is not None and known[0] is value and known[1] is merge:
-        return known[2]
-    if name in stream.per_frame:
-        each = ceil(full / value.shape[1])
-        rows = _rows(merge, start, full).div(each, rounding_mode="floor")
-        made = _take(value, rows, 1)
-    elif name in stream.masks:
-        made = value.unsqueeze(0) if value.ndim == 2 else value
-        length = made.shape[-1]
-        rows = _rows(merge, start + length - full, length)
-        for dim in (made.ndim - 2, made.ndim - 1):
-            made = _take(made, rows, dim) if made.shape[dim] == length else made
-    else:
-        dim = stream.rows[name]
-        length = value.shape[dim]
-        made = _take(value, _rows(merge, start + length - full, length), dim)
-    evaluation.scratch[stream.kind, name] = (value, merge, made)
-    return made
+def argument(stream: Stream, evaluation: Evaluation, name: str, value: Tensor | tuple, cut: Cut) -> Tensor | tuple:
+    """An argument for the tokens that are left, made once for all blocks of a call that get the same one."""
+    known = evaluation.scratch.get((stream.blocks, name))
+    source = value[0] if isinstance(value, tuple) else value
+    if known is None or known[0] is not source or known[1] is not cut.merge:
+        known = (source, cut.merge, cut.argument(stream, name, value))
+        evaluation.scratch[stream.blocks, name] = known
+    return known[2]
 
 
-def _rows(merge: Merge, start: int, length: int) -> Tensor:
-    """[B, L'] the rows of a sequence of `length` that the merged one holds, if the image begins at `start`."""
-    kept = merge.kept
-    end = start + len(merge.assignment[0])
-    before = torch.arange(start, device=kept.device).expand(len(kept), -1)
-    after = torch.arange(end, length, device=kept.device).expand(len(kept), -1)
-    return torch.cat((before, kept + start, after), 1)
+def _has_frames(value: object, ndim: int) -> bool:
+    return isinstance(value, Tensor) and value.ndim == ndim and value.shape[1] > 1
 
 
-def _take(value: Tensor, rows: Tensor, dim: int) -> Tensor:
-    """Along `dim` the rows [B, L'] of each image; a value that is the same for all images is taken for each."""
-    value = value.expand(len(rows), *value.shape[1:])
-    return torch.stack([part.index_select(dim - 1, index) for part, index in zip(value, rows)])
-
-
-def _joined(sequence: Tensor, image: Tensor, start: int, kept: int) -> Tensor:
-    """The sequence with all image tokens [B, N, C] in the place of the kept ones."""
-    if sequence.shape[1] == kept:
-        return image
-    return torch.cat((sequence[:, :start], image, sequence[:, start + kept :]), 1)
-
-
-def _frames_of(value: object) -> int:
-    return value.shape[1] if isinstance(value, Tensor) and value.ndim > 2 else 1
-
-
-def _weights(block: nn.Module, stream: Stream) -> tuple[int, int]:
-    """How many weights of a block's linear layers each image token meets, and how many each token of a text apart."""
+def _weights(block: nn.Module, stream: Stream) -> tuple[int, int, bool]:
+    """How many weights of a block's linear layers each image token meets, how many each token of a text apart, and
+    whether image tokens have an attention among themselves besides."""
     image = text = 0
     for path, module in block.named_modules():
         weight = getattr(module, "weight", None)
@@ -336,4 +320,4 @@ def _weights(block: nn.Module, stream: Stream) -> tuple[int, int]:
             text += weight.numel()
         else:
             image += weight.numel()
-    return image, text
+    return image, text, bool(stream.image_only) and stream.image_only in dict(block.named_modules())

@@ -24,11 +24,9 @@ from .base import KEY, Family, through
 
 
 def _transformers(network: nn.Module) -> dict[str, int]:
-    """Path of each spatial transformer -> its depth, in running order; none if it also attends over time."""
+    """Path of each spatial transformer -> its depth, in running order."""
     found = {}
     for path, module in network.named_modules():
-        if hasattr(module, "time_stack"):
-            return {}
         if hasattr(module, "transformer_blocks") and hasattr(module, "proj_in"):
             found[path] = len(module.transformer_blocks)
     return found
@@ -41,7 +39,14 @@ class UNetFamily(Family):
     def matches(network: nn.Module) -> bool:
         from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
 
-        return isinstance(network, UNetModel) and bool(_transformers(network))
+        return isinstance(network, UNetModel)
+
+    @staticmethod
+    def why_never(network: nn.Module) -> str:
+        """Why no tokens of this network can be merged; nothing if they can."""
+        if any(hasattr(module, "time_stack") for module in network.modules()):
+            return "its transformers also attend over time"
+        return "" if _transformers(network) else "it has no transformer blocks"
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -132,6 +137,7 @@ class BlockSeam:
         self.original = original
 
     def __call__(self, x: Tensor, context=None, transformer_options={}, **more) -> Tensor:  # noqa: B006 - ComfyUI's signature
+        transformer_options = transformer_options or {}
         evaluation: Evaluation | None = transformer_options.get(KEY)
         run = partial(self._original, context=context, **more)
         shape = transformer_options.get("activations_shape")
