@@ -202,7 +202,11 @@ def test_nodes_hold_what_they_show(canvas, renderer, ran, theme):
                 canvas.frame(node, zoom)
                 assert_inside(canvas, node, widget)
                 if grow <= 0:
-                    name = f"{type_.lower()}-{renderer}-{theme}" + ("-small" if grow else "") + ("-half" if zoom < 1 else "")
+                    name = (
+                        f"{type_.lower()}-{renderer}-{theme}"
+                        + ("-small" if grow else "")
+                        + ("-half" if zoom < 1 else "")
+                    )
                     canvas.screenshot(name, node)
                 canvas.resize(node, to=original)
             if theme == "light":

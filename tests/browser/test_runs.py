@@ -136,7 +136,9 @@ def test_a_second_run_does_not_smear_into_the_first(canvas, small_graph):
     def send(name: str, count: int, over: bool = False) -> list:
         page.evaluate(SEND, [node, name, count, over, settings])
         shown = inner(canvas, node)
-        computed = canvas.element(node, "schedule").evaluate("(r) => r.querySelectorAll('.toma-cell:not(.toma-ghost)').length")
+        computed = canvas.element(node, "schedule").evaluate(
+            "(r) => r.querySelectorAll('.toma-cell:not(.toma-ghost)').length"
+        )
         return [shown.get_attribute("data-state"), computed]
 
     assert send("a", 5) == ["running", 6], "five and the last step, which is certain"

@@ -63,7 +63,7 @@ def test_merged_run_is_near_the_unmerged_one_and_says_what_it_did(server, name):
         lines = [line for line in server.log[logged:].splitlines() if "ToMA:" in line and "steps" in line]
         kept = round(256 * (1 - ratio))
         assert len(lines) == 1 and f"256 -> {kept}" in lines[0] and "attention: pytorch" in lines[0], lines
-    assert 0 < errors[0] < errors[1] < 40**2, errors
+    assert 0 < errors[0] < errors[1] < 64**2, errors  # three of four tokens merged at every step but the first
     assert (picture(server, prompt(name, None)) == before).all()
 
 

@@ -45,12 +45,13 @@ def patch(
     model = model.clone()
     handle = Handle(settings)
     model.model_options[KEY] = handle
-    model.remove_wrappers_with_key(WrappersMP.OUTER_SAMPLE, KEY)
 
     def new_run() -> Run:
         return Run(settings, family, record, listener, plan() if plan else None, select)
 
-    model.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, KEY, partial(_sample, new_run, handle))
+    # In the options, not among the patcher's wrappers: nodes that make a patcher anew leave those behind.
+    wrappers = model.model_options.setdefault("transformer_options", {}).setdefault("wrappers", {})
+    wrappers.setdefault(WrappersMP.OUTER_SAMPLE, {})[KEY] = [partial(_sample, new_run, handle)]
     return model
 
 

@@ -20,8 +20,6 @@ NEEDS = (
     "comfy.patcher_extension:WrappersMP.DIFFUSION_MODEL",
     "comfy.patcher_extension:add_wrapper_with_key",
     "comfy.model_patcher:create_model_options_clone",
-    "comfy.model_patcher:ModelPatcher.add_wrapper_with_key",
-    "comfy.model_patcher:ModelPatcher.remove_wrappers_with_key",
     "comfy.model_patcher:ModelPatcher.get_model_object",
     "comfy.model_sampling:CONST",
     "comfy.ldm.modules.attention:optimized_attention",

@@ -70,7 +70,7 @@ class Run:
         self.passes: dict[Hashable, int] = {}
         self.merged_steps: set[int] = set()
         self.networks: dict[int, ExitStack] = {}  # whose forwards are wrapped
-        self.calls = self.inner_calls = 0  # of the model, and of those the ones that no other node answered
+        self.inner_calls = 0  # of the network, which no other node answered
         self.started: float | None = None
         self.lock = Lock()  # several devices evaluate chunks of one batch at a time, each on a thread of its own
         keep_out_of_graphs(Run)
@@ -110,14 +110,18 @@ class Run:
     def _compute(self, executor, arguments: tuple, decision: Decision, moment: Moment, entry: Evaluated) -> Tensor:
         """The model's own answer. It grades the forecast that would have stood in its place."""
         self.decision, self.passes = decision, {}
+<<<<<<< HEAD
         calls, inner, before = self.calls, self.inner_calls, self.account.flops()
+=======
+        inner, before = self.inner_calls, self._flops()
+>>>>>>> refs/heads/habits
         answer = executor(*arguments)
         self.decision = None
         full, run = (now - then for now, then in zip(self.account.flops(), before))
         entry.work = run / full if full else 1.0
         if decision.kind is Kind.MERGED and run >= full:
             entry.kind, entry.why = Kind.FULL.value, "no tokens were merged here"
-        answered = self.inner_calls and self.calls > calls and self.inner_calls == inner
+        answered = inner and self.inner_calls == inner  # by what lies between the guider and the network
         latent = isinstance(answer, Tensor) and answer.shape == arguments[0].shape
         if answered or not latent:
             entry.why = "another node answered in the place of the model" if latent else "the answer is not a latent"
@@ -203,7 +207,6 @@ class Run:
         options = dict(transformer_options or {})
         network = executor.class_obj.diffusion_model
         with self.lock:
-            self.calls += 1
             self._wrap(getattr(network, "_orig_mod", network))
             keys = self._keys(x, options)
         evaluation = self._evaluation(x, keys, options, inputs, merges=self._runs_as_written(network))
@@ -347,9 +350,16 @@ class Run:
         report = self.report
         report.seconds = time.perf_counter() - self.started if self.started else 0.0
         if finished and not report.evaluations:
+<<<<<<< HEAD
             self.account.note(f"nothing was forecast or merged: {UNASKED}")
         elif finished and self.family.places and not report.flops_full:
             self.account.note(NO_BLOCKS)
+=======
+            self.note(f"nothing was forecast or merged: {UNASKED}")
+        elif finished and self.family.places and self.settings.ratio and not report.flops_full:
+            if not any("merged" in note for note in report.notes):
+                self.note(NO_BLOCKS)
+>>>>>>> refs/heads/habits
         elif finished and not report.notes and set(report.kinds) == {Kind.FULL.value} and self._means_to():
             why = Counter(evaluated.why for evaluated in report.evaluations).most_common(1)[0][0]
             self.account.note(f"nothing was forecast or merged: {why}")
