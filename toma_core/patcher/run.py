@@ -110,11 +110,7 @@ class Run:
     def _compute(self, executor, arguments: tuple, decision: Decision, moment: Moment, entry: Evaluated) -> Tensor:
         """The model's own answer. It grades the forecast that would have stood in its place."""
         self.decision, self.passes = decision, {}
-<<<<<<< HEAD
-        calls, inner, before = self.calls, self.inner_calls, self.account.flops()
-=======
-        inner, before = self.inner_calls, self._flops()
->>>>>>> refs/heads/habits
+        inner, before = self.inner_calls, self.account.flops()
         answer = executor(*arguments)
         self.decision = None
         full, run = (now - then for now, then in zip(self.account.flops(), before))
@@ -350,16 +346,10 @@ class Run:
         report = self.report
         report.seconds = time.perf_counter() - self.started if self.started else 0.0
         if finished and not report.evaluations:
-<<<<<<< HEAD
             self.account.note(f"nothing was forecast or merged: {UNASKED}")
-        elif finished and self.family.places and not report.flops_full:
-            self.account.note(NO_BLOCKS)
-=======
-            self.note(f"nothing was forecast or merged: {UNASKED}")
         elif finished and self.family.places and self.settings.ratio and not report.flops_full:
             if not any("merged" in note for note in report.notes):
-                self.note(NO_BLOCKS)
->>>>>>> refs/heads/habits
+                self.account.note(NO_BLOCKS)
         elif finished and not report.notes and set(report.kinds) == {Kind.FULL.value} and self._means_to():
             why = Counter(evaluated.why for evaluated in report.evaluations).most_common(1)[0][0]
             self.account.note(f"nothing was forecast or merged: {why}")

@@ -100,19 +100,11 @@ class DiTFamily(Family):
 
     def why_not(self, x: Tensor, options: dict, inputs: dict) -> str | None:
         slots = options.get("patches_replace", {}).get("dit", {})
-<<<<<<< HEAD
-        ours_only = {(stream.slot, i): None for _, stream, i in self.seated() if stream.slot}
-        for place in {**ours_only, **slots} if self.attention is None else ():
-            slot = slots.get(place)
-            if not isinstance(slot, Slot) or slot.inner is not None:
-                return f"another node runs code of its own in the place of {' '.join(map(str, place))}"
-=======
         ours_only = {(stream.slot, i) for _, stream, i in self.seated() if stream.slot}
         for where in sorted({*slots, *ours_only}, key=str) if self.attention is None else ():
             slot = slots.get(where)
             if not isinstance(slot, Slot) or slot.inner is not None:
                 return f"another node runs code of its own in the place of {' '.join(map(str, where))}"
->>>>>>> refs/heads/habits
         if "double_block" in options.get("patches", {}) and not self.entry.double_block_patches:
             return "a patch of another node works on the tokens between blocks"
         return self.entry.why_not(Call(self.network, x, options, inputs))
