@@ -21,7 +21,7 @@ from told import report
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
 
 CASES = tiny_models.CASES
-MERGED = [name for name in tiny_models.available() if not CASES[name].why]
+MERGED = tiny_models.merged()
 UNETS = {case.name for case in CASES.values() if "model_channels" in case.config and "num_res_blocks" in case.config}
 DITS = [name for name in MERGED if name not in UNETS]
 

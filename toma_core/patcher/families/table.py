@@ -310,6 +310,7 @@ ENTRIES = [
                 "double_block",
                 text="txt",
                 rows={"pe": 1, "vec": 1},
+                tuples=True,
                 alone=("self_attention_mask",),
                 crosses=True,
                 of_text=("attn2.to_k", "attn2.to_v"),
