@@ -1,16 +1,16 @@
-"""The node `ToMACompare`: what merging cost the picture, and how much faster it was."""
+"""The node `ToMACompare`: what a faster run cost the image, and how much faster it was."""
 
 from __future__ import annotations
 
 from math import inf, nan
 
 import torch
-from comfy_api.latest import io, ui
+from comfy_api.latest import io
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from ..toma_core import quality
-from .pictures import check_pictures
+from .images import as_files, check_images, shown_images
 from .reports import made_by, reports_of
 
 _DARK = (20, 22, 26)
@@ -23,13 +23,13 @@ class ToMACompare(io.ComfyNode):
             node_id="ToMACompare",
             display_name="ToMA Compare",
             category="model/patch",
-            description="Two pictures side by side with their difference: how alike they are, and how much "
-            "faster the second one was made.",
+            description="Two images side by side with their difference, and one over the other to wipe between them: "
+            "how alike they are, and how much faster the second one was made.",
             search_aliases=["psnr", "ssim", "image difference", "toma quality"],
             is_output_node=True,
             inputs=[
-                io.Image.Input("reference", tooltip="The picture to be compared with: made without merging."),
-                io.Image.Input("image", tooltip="The picture made with merging, from the same seed."),
+                io.Image.Input("reference", tooltip="The image to be compared with: made without ToMA."),
+                io.Image.Input("image", tooltip="The image made with ToMA, from the same seed."),
                 io.ClipVision.Input(
                     "clip_vision",
                     optional=True,
@@ -38,18 +38,18 @@ class ToMACompare(io.ComfyNode):
                 io.Model.Input(
                     "reference_model",
                     optional=True,
-                    tooltip="The model that made the reference, for its seconds a step: with a ToMA of ratio "
+                    tooltip="The model that made the reference, for its s/step: with a ToMA of ratio 0 and tolerance "
                     "0, which only measures.",
                 ),
-                io.Model.Input("image_model", optional=True, tooltip="The model that made the picture."),
+                io.Model.Input("image_model", optional=True, tooltip="The model that made the image."),
             ],
             outputs=[
-                io.Image.Output("comparison", tooltip="Reference, picture and difference, side by side."),
-                io.Float.Output("psnr", tooltip="Decibels; higher is closer, infinite for equal pictures."),
-                io.Float.Output("ssim", tooltip="Structural similarity: 1 for equal pictures."),
+                io.Image.Output("comparison", tooltip="Reference, image and difference, side by side."),
+                io.Float.Output("psnr", tooltip="Decibels; higher is closer, infinite for equal images."),
+                io.Float.Output("ssim", tooltip="Structural similarity: 1 for equal images."),
                 io.Float.Output("embedding_distance", tooltip="0: equal content. No number without encoder."),
-                io.Float.Output("reference_seconds", tooltip="Seconds a step of reference_model."),
-                io.Float.Output("image_seconds", tooltip="Seconds a step of image_model."),
+                io.Float.Output("reference_seconds", tooltip="s/step of reference_model."),
+                io.Float.Output("image_seconds", tooltip="s/step of image_model."),
                 io.Float.Output("speedup", tooltip="How many times faster a step was."),
                 io.String.Output("summary", tooltip="All of it in one sentence."),
             ],
@@ -59,55 +59,65 @@ class ToMACompare(io.ComfyNode):
     def execute(
         cls, reference: Tensor, image: Tensor, clip_vision=None, reference_model=None, image_model=None
     ) -> io.NodeOutput:
-        reference, image = check_pictures(reference, "reference"), check_pictures(image, "image")
+        reference, image = check_images(reference, "reference"), check_images(image, "image")
         if reference.shape != image.shape:
             sizes = f"image is {_size(image)} and reference {_size(reference)}"
-            raise ValueError(f"{sizes}: only pictures of the same size and number can be compared.")
+            raise ValueError(f"{sizes}: only images of the same size and number can be compared.")
         psnr, ssim = quality.psnr(reference, image), quality.ssim(reference, image)
         distance = _distance(clip_vision, reference, image) if clip_vision is not None else nan
         before = _seconds(reference_model, "reference_model", reference)
         after = _seconds(image_model, "image_model", image)
         speedup = before / after if after else nan
-        picture = _side_by_side(reference, image)
+        drawn = _side_by_side(reference, image)
         text = _sentence(psnr, ssim, distance, before, after, speedup)
-        shown = {**ui.PreviewImage(picture, cls=cls).as_dict(), "toma_summary": [text]}
-        return io.NodeOutput(picture, psnr, ssim, distance, before, after, speedup, text, ui=shown)
+        some = shown_images(len(image))
+        apart = quality.difference(reference[some], image[some])
+        most = float(apart.max())
+        wipe = {
+            "reference": as_files(reference[some], cls),
+            "image": as_files(image[some], cls),
+            "difference": as_files(_heat(apart / (most or 1.0)), cls),
+            "most": most,
+            "numbers": some,
+        }
+        shown = {"images": as_files(drawn, cls), "toma_summary": [text], "toma_wipe": [wipe]}
+        return io.NodeOutput(drawn, psnr, ssim, distance, before, after, speedup, text, ui=shown)
 
 
-def _size(pictures: Tensor) -> str:
-    count, height, width, _ = pictures.shape
+def _size(images: Tensor) -> str:
+    count, height, width, _ = images.shape
     return f"{count} of {width}x{height}"
 
 
-def _seconds(model, name: str, pictures: Tensor) -> float:
-    """Seconds a step of the run of a model that made the pictures, or nan without a model."""
+def _seconds(model, name: str, images: Tensor) -> float:
+    """s/step of the run of a model that made the images, or nan without a model."""
     if model is None:
         return nan
-    return made_by(reports_of(model, name), pictures, model).seconds_per_step
+    return made_by(reports_of(model, name), images, model).seconds_per_step
 
 
 def _distance(clip_vision, reference: Tensor, image: Tensor) -> float:
     return quality.embedding_distance(_embedding(clip_vision, reference), _embedding(clip_vision, image))
 
 
-def _embedding(clip_vision, pictures: Tensor) -> Tensor:
-    """What the encoder makes of the whole pictures, [B, D]."""
+def _embedding(clip_vision, images: Tensor) -> Tensor:
+    """What the encoder makes of the whole images, [B, D]."""
     if clip_vision.model_type != "dinov3":
-        return clip_vision.encode_image(pictures, crop=False)["image_embeds"]
+        return clip_vision.encode_image(images, crop=False)["image_embeds"]
     # encode_image asks for hidden states that ComfyUI's DINOv3 does not give.
     from comfy.clip_model import clip_preprocess
     from comfy.model_management import load_model_gpu
 
     load_model_gpu(clip_vision.patcher)
     scale = {"mean": clip_vision.image_mean, "std": clip_vision.image_std}
-    pictures = pictures.to(clip_vision.load_device)
-    pixels = clip_preprocess(pictures, size=clip_vision.image_size, crop=False, **scale).float()
+    images = images.to(clip_vision.load_device)
+    pixels = clip_preprocess(images, size=clip_vision.image_size, crop=False, **scale).float()
     return clip_vision.model(pixel_values=pixels)[2].cpu()
 
 
 def _side_by_side(reference: Tensor, image: Tensor) -> Tensor:
-    """Two [B, H, W, 3] to one [B, H', W', 3]: reference, picture and difference, each under its name.
-    Small pictures are blown up, so that there is room for the names."""
+    """Two [B, H, W, 3] to one [B, H', W', 3]: reference, image and difference, each under its name.
+    Small images are blown up, so that there is room for the names."""
     times = max(1, 384 // image.shape[2])
     reference, image = (x.repeat_interleave(times, 1).repeat_interleave(times, 2) for x in (reference, image))
     apart = quality.difference(reference, image)
@@ -125,7 +135,7 @@ def _heat(share: Tensor) -> Tensor:
 
 
 def _names(width: int, gap: int, most: float) -> Tensor:
-    """The line above the pictures, [h, 3 width + 2 gap, 3], with the scale of the difference."""
+    """The line above the images, [h, 3 width + 2 gap, 3], with the scale of the difference."""
     size = max(9, min(28, width // 16))
     font, pad = ImageFont.load_default(size), max(2, size // 3)
     base = pad + round(0.85 * size)
@@ -145,10 +155,10 @@ def _names(width: int, gap: int, most: float) -> Tensor:
 
 
 def _sentence(psnr: float, ssim: float, distance: float, before: float, after: float, speedup: float) -> str:
-    likeness = f"PSNR {psnr:.1f} dB, SSIM {ssim:.3f}" if psnr < inf else "The pictures are equal (SSIM 1)"
+    likeness = f"PSNR {psnr:.1f} dB, SSIM {ssim:.3f}" if psnr < inf else "The images are equal (SSIM 1)"
     if distance == distance:
         likeness += f", embedding distance {distance:.3f}"
     if speedup == speedup:
         faster = f"{speedup:.2f} times as fast" if speedup >= 1 else f"{1 / speedup:.2f} times slower"
-        return f"{likeness}; {faster}: {after:.3g} s a step instead of {before:.3g} s."
+        return f"{likeness}; {faster}: {after:.3g} s/step instead of {before:.3g} s/step."
     return f"{likeness}."

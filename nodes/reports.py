@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from ..toma_core.patcher.families.base import KEY
-from ..toma_core.patcher.report import Report
+from ..toma_core.patcher.report import ErrorMap, Report
 
 
 def reports_of(model, name: str) -> list[Report]:
@@ -14,7 +14,7 @@ def reports_of(model, name: str) -> list[Report]:
     if handle is None:
         raise ValueError(
             f"{name} has no ToMA: connect the model that comes out of a ToMA node and goes into the sampler. "
-            "To time an unmerged run, give it a ToMA node with preset custom and ratio 0."
+            "To time a plain run, give it a ToMA node with preset custom, ratio 0 and tolerance 0."
         )
     if not handle.reports:
         raise ValueError(
@@ -24,10 +24,33 @@ def reports_of(model, name: str) -> list[Report]:
     return list(handle.reports)
 
 
-def made_by(reports: list[Report], pictures: Tensor, model) -> Report:
-    """The latest run whose latents decode to pictures [B, H, W, 3] of this size, for several samplers may have
-    used the model (a hi-res pass); the latest of all if none does, as when the pictures were scaled after."""
+def made_by(reports: list[Report], images: Tensor, model) -> Report:
+    """The latest run whose latents decode to images [B, H, W, 3] of this size, for several samplers may have
+    used the model (a hi-res pass); the latest of all if none does, as when the images were scaled after."""
     side = getattr(getattr(model.model, "latent_format", None), "spacial_downscale_ratio", 8)
-    size = tuple(pictures.shape[1:3])
-    fitting = [report for report in reports if tuple(side * part for part in report.latent) == size]
+    size = tuple(images.shape[1:3])
+    fitting = [report for report in reports if tuple(side * part for part in report.latent[-2:]) == size]
     return (fitting or reports)[-1]
+
+
+def fits(report: Report, images: Tensor) -> bool:
+    """Whether the latents of a run have the images' shape, up to one token of 2 x 2."""
+    height, width = (report.latent if len(report.latent) > 1 else (0, 0))[-2:]
+    return abs(width * images.shape[1] / images.shape[2] - height) <= 2
+
+
+def error_maps(report: Report) -> list[ErrorMap]:
+    """Those that can be drawn: latents of images and videos, not several packed into one."""
+    return [found for found in report.error_maps if found.error.ndim == 4]
+
+
+def why_unmerged(report: Report) -> str:
+    """Why no tokens were merged in a run, in a sentence."""
+    said = [note for note in report.notes if "merged" in note]
+    if said:
+        return f"{said[0][0].upper()}{said[0][1:]}."
+    if not report.settings.ratio:
+        return "No tokens were merged: ratio is 0 in these settings."
+    if report.settings.tolerance:
+        return "No tokens were merged: forecast and full steps alone kept within the tolerance."
+    return "No tokens were merged: no step of this run lies between start_percent and end_percent."

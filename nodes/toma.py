@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import asdict
 
 from comfy_api.latest import io
 
 from ..toma_core.patcher import family_of, patch
+from ..toma_core.plan import PATIENCE
 from ..toma_core.settings import (
     BUDGETS,
     CUSTOM,
     PRESETS,
     TILE_SIZES,
     MergeWhere,
-    Settings,
     SettingsError,
     resolve,
 )
-from .live import LivePicks
+from .live import Live, as_widgets
 from .running import has_preview, running_prompt
 
 _CUSTOM_ONLY = " Counts with the preset 'custom'."
@@ -29,11 +28,7 @@ _told: set[str] = set()
 
 def _presets_for_page() -> dict:
     """PRESETS as the widgets hold them, for the front end to show."""
-
-    def widgets(settings: Settings) -> dict:
-        return {**asdict(settings), "tile_size": str(settings.tile_size), "merge": settings.merge.value}
-
-    return {name: {f: widgets(s) for f, s in families.items()} for name, families in PRESETS.items()}
+    return {name: {f: as_widgets(s) for f, s in families.items()} for name, families in PRESETS.items()}
 
 
 class ToMA(io.ComfyNode):
@@ -55,7 +50,7 @@ class ToMA(io.ComfyNode):
                     tooltip="How much speed for how much closeness to the plain image. quality: closest. balanced: a "
                     "good default. fast: faster, the image may change in details. turbo: for runs of up to 8 steps. "
                     "paper: the published ToMA settings. custom: the values below.",
-                    extra_dict={"presets": _presets_for_page()},
+                    extra_dict={"presets": _presets_for_page(), "patience": PATIENCE},
                 ),
                 io.Float.Input(
                     "ratio",
@@ -194,5 +189,5 @@ class ToMA(io.ComfyNode):
             logging.info("ToMA: carry_detail has no effect any more, tolerance has taken its place.")
         settings = resolve(preset, family_of(model).kind, **widgets)
         record = has_preview(getattr(cls.hidden, "prompt", None))
-        live = LivePicks(getattr(cls.hidden, "unique_id", None))
+        live = Live(getattr(cls.hidden, "unique_id", None))
         return io.NodeOutput(patch(model, settings, record, live))

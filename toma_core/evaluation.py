@@ -146,10 +146,15 @@ class Evaluation:
 
     def merge_for(self, place: Place, x: Tensor, grid: Grid) -> Merge:
         """The merge of this block, renewed if the plan says so and this block is the first to ask."""
+        if (place.row, place.index) in self.counted:
+            raise Unmergeable("another node runs the network more than once in one call")
         name = place.merge_name(grid)
         if name not in self.kept.merges or (self.action is not Action.REUSE and name not in self.renewed):
             self.choose(place, x, grid)
-        return self.kept.merges[name]
+        merge = self.kept.merges[name]
+        if len(merge.kept) != len(x):
+            raise Unmergeable("another node runs the network on a part of the batch")
+        return merge
 
     def choose(self, place: Place, features: Tensor, grid: Grid) -> Merge:
         """Select and weigh by features [B, N, C]; a reweight keeps the destinations it has."""

@@ -167,7 +167,7 @@ class ErrorBudget:
 
     def _allowed(self, moment: Moment) -> float:
         """What the interval up to this step may cost."""
-        return self.tolerance * ((moment.step - self.since + 1) / moment.steps) ** 0.5
+        return self.tolerance * ((max(0, moment.step - self.since) + 1) / moment.steps) ** 0.5
 
     def _ran(self, moment: Moment, places: Sequence[float]) -> None:
         self.graded = (_distance(moment.place, places), moment.weight, self._allowed(moment))

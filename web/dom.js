@@ -75,9 +75,33 @@ export function fitCanvas(canvas, draw) {
 
 export const widgetOf = (node, name) => node.widgets?.find((widget) => widget.name === name);
 
-/** Grows a node, in the classic renderer, to what its widgets need. */
-export function growToFit(node) {
-  const needed = node.computeSize();
-  if (node.size[1] < needed[1]) node.setSize([node.size[0], needed[1]]);
-  node.setDirtyCanvas?.(true, true);
+/** Takes a widget out of sight in both renderers; its value is still saved with the workflow. */
+export function hideWidget(widget) {
+  if (!widget) return;
+  widget.hidden = true;
+  widget.options = { ...widget.options, hidden: true };
+}
+
+/**
+ * Adds `root` as a widget that is as tall as `inner`, and keeps the node as tall as what it shows: none of its widgets
+ * would use more room. Returns what makes it so again.
+ */
+export function addSnug(node, name, root, inner, guess) {
+  let height = guess;
+  const fit = () => {
+    if (!node.graph || node.flags?.collapsed) return;
+    // Vue nodes stretch the widget: what it has too much, the node has, too.
+    const slack = LiteGraph.vueNodesMode ? Math.max(0, root.clientHeight - inner.offsetHeight) : 0;
+    const needed = LiteGraph.vueNodesMode ? node.size[1] - slack : node.computeSize()[1];
+    if (Math.abs(node.size[1] - needed) < 1) return;
+    node.setSize([node.size[0], needed]);
+    node.setDirtyCanvas?.(true, true);
+  };
+  addElement(node, name, root, () => height, () => height);
+  new ResizeObserver(() => {
+    if (!inner.offsetHeight || inner.offsetHeight === height) return; // not shown, or nothing new
+    height = inner.offsetHeight;
+    fit();
+  }).observe(inner);
+  return fit;
 }

@@ -2,6 +2,7 @@
 import { app } from "../../scripts/app.js";
 import { api } from "../../scripts/api.js";
 import { fitCanvas, make } from "./dom.js";
+import { nodeOf } from "./graph.js";
 import { drawKept } from "./picks.js";
 import { say } from "./text.js";
 
@@ -11,7 +12,7 @@ let latent = null, told = null;
 
 const wanted = () => app.extensionManager.setting.get(SETTING) !== false;
 
-/** Tells the server whether this page wants to see picks: it makes none for a page that does not. */
+/** Tells the server that this page is there, and whether it wants to see picks. */
 export async function tellServer(on = wanted()) {
   if (!api.clientId) return;
   told = api.clientId;
@@ -38,22 +39,12 @@ async function keepLatent(blob) {
 
 /** Only the newest pick is drawn: what came while the page was busy is dropped. */
 function receive(pick) {
-  const node = nodeOf(String(pick.node));
+  const node = nodeOf(pick.node);
   if (!node?.tomaStrip) return;
   const view = views.get(node) ?? newView(node);
   const waiting = view.pick !== view.drawn;
   view.pick = pick;
   if (!waiting) requestAnimationFrame(() => view.draw());
-}
-
-/** The node of an execution id: "7", or "5:7" inside subgraph node 5. */
-function nodeOf(id) {
-  let graph = app.rootGraph ?? app.graph, node = null;
-  for (const part of id.split(":")) {
-    node = graph?.getNodeById(part) ?? graph?.getNodeById(Number(part));
-    graph = node?.subgraph;
-  }
-  return node;
 }
 
 function newView(node) {
@@ -73,6 +64,8 @@ function newView(node) {
   };
   views.set(node, view);
   fitCanvas(canvas, () => view.pick && view.draw());
-  node.tomaStrip.show(root);
+  node.tomaStrip.bars.inner.append(root);
+  // When the run is over the strip tells of it, and the room is given back.
+  node.tomaStrip.onEnd = () => (root.remove(), views.delete(node));
   return view;
 }

@@ -1,10 +1,11 @@
-// Draws which tokens were kept. The pictures that the node puts out are drawn by toma_core/overlay.py.
+// Draws which tokens were kept and where forecasts were wrong. The images that the node puts out are drawn by
+// toma_core/overlay.py.
 
 const DOT = "#ffd23f", DOT_EDGE = "rgba(0, 0, 0, 0.75)", EDGE = "rgba(255, 255, 255, 0.85)";
 // From few to many: dark blue, purple, orange, light yellow. Readable without colour vision.
 const SCALE = [[13, 8, 135], [126, 3, 168], [204, 71, 120], [248, 149, 64], [240, 249, 33]];
 
-/** Where a picture of `aspect` (width / height) lies in a canvas. */
+/** Where a image of `aspect` (width / height) lies in a canvas. */
 function place(canvas, aspect) {
   const width = Math.min(canvas.width, canvas.height * aspect), height = width / aspect;
   return { x: (canvas.width - width) / 2, y: (canvas.height - height) / 2, width, height };
@@ -16,16 +17,16 @@ export function colour(t) {
   return SCALE[low].map((value, i) => Math.round(value + (at - low) * (SCALE[low + 1][i] - value)));
 }
 
-/** Dots on the darkened picture, or on a plain grid. pick: {grid: [h, w], kept} */
-export function drawKept(canvas, picture, pick, aspect) {
+/** Dots on the darkened image, or on a plain grid. pick: {grid: [h, w], kept} */
+export function drawKept(canvas, image, pick, aspect) {
   const context = canvas.getContext("2d"), [rows, columns] = pick.grid;
   const box = place(canvas, aspect ?? columns / rows);
   context.clearRect(0, 0, canvas.width, canvas.height);
   context.fillStyle = "#14161a";
   context.fillRect(box.x, box.y, box.width, box.height);
-  if (picture) {
+  if (image) {
     context.globalAlpha = 0.45;
-    context.drawImage(picture, box.x, box.y, box.width, box.height);
+    context.drawImage(image, box.x, box.y, box.width, box.height);
     context.globalAlpha = 1;
   } else drawGrid(context, box, pick.grid);
   const cell = Math.min(box.width / columns, box.height / rows), radius = Math.max(0.6, cell * 0.3);
@@ -59,7 +60,7 @@ function line(context, x, y, width, height) {
   context.lineTo(x + width, y + height);
 }
 
-/** One colour a token: as a small picture that is blown up without smoothing, with the edges of groups. */
+/** One colour a token: as a small image that is blown up without smoothing, with the edges of groups. */
 function drawCells(canvas, pick, aspect, colourOf) {
   const context = canvas.getContext("2d"), [rows, columns] = pick.grid;
   const box = place(canvas, aspect ?? columns / rows);
@@ -90,27 +91,64 @@ function drawEdges(context, box, { grid: [rows, columns], assignment }) {
 }
 
 /** Each group of merged tokens in its mean colour, outlined. */
-export function drawRegions(canvas, picture, pick, aspect) {
+export function drawRegions(canvas, image, pick, aspect) {
   const [rows, columns] = pick.grid;
   const small = new OffscreenCanvas(columns, rows), context = small.getContext("2d", { willReadFrequently: true });
   context.imageSmoothingQuality = "high";
-  context.drawImage(picture, 0, 0, columns, rows);
+  context.drawImage(image, 0, 0, columns, rows);
   const seen = context.getImageData(0, 0, columns, rows).data;
-  const sums = Array.from({ length: pick.kept.length }, () => [0, 0, 0, 0]);
+  const sums = [];
   pick.assignment.forEach((group, token) => {
+    sums[group] ??= [0, 0, 0, 0];
     for (let channel = 0; channel < 3; channel++) sums[group][channel] += seen[token * 4 + channel];
     sums[group][3] += 1;
   });
   drawCells(canvas, pick, aspect, (group) => sums[group].slice(0, 3).map((sum) => sum / sums[group][3]));
 }
 
-/** How many tokens each kept one stands for; returns the largest number. */
-export function drawDensity(canvas, picture, pick, aspect) {
-  const counts = new Array(pick.kept.length).fill(0);
-  for (const group of pick.assignment) counts[group] += 1;
-  const most = Math.max(...counts);
+/** How many tokens each kept one stands for, in all frames; returns the largest number. */
+export function drawDensity(canvas, image, pick, aspect) {
+  const counts = [];
+  for (const group of pick.all ?? pick.assignment) counts[group] = (counts[group] ?? 0) + 1;
+  const most = counts.reduce((a, b) => Math.max(a, b), 1);
   drawCells(canvas, pick, aspect, (group) => colour((counts[group] - 1) / Math.max(1, most - 1)));
   return most;
+}
+
+/** The part of a pick that lies in one frame: the token grid of a video has its frames one below the other. */
+export function frameOf({ grid: [rows, columns], kept, assignment }, frame, frames) {
+  if (frames < 2 || rows % frames) return { grid: [rows, columns], kept, assignment };
+  const high = rows / frames, from = Math.min(frame, frames - 1) * high * columns, to = from + high * columns;
+  const inside = kept.filter((token) => token >= from && token < to).map((token) => token - from);
+  return { grid: [high, columns], kept: inside, assignment: assignment.slice(from, to), all: assignment };
+}
+
+/** Where a forecast was wrong: bytes [rows x columns] as colours over the grey image. */
+export function drawError(canvas, image, { size: [rows, columns], bytes }, aspect) {
+  const context = canvas.getContext("2d"), box = place(canvas, aspect);
+  const small = new OffscreenCanvas(columns, rows), cells = new ImageData(columns, rows);
+  bytes.forEach((byte, i) => cells.data.set([...colour(byte / 255), 30 + Math.round((225 * byte) / 255)], i * 4));
+  small.getContext("2d").putImageData(cells, 0, 0);
+  context.clearRect(0, 0, canvas.width, canvas.height);
+  context.fillStyle = "#000";
+  context.fillRect(box.x, box.y, box.width, box.height);
+  context.filter = "grayscale(1) brightness(0.45)";
+  context.drawImage(image, box.x, box.y, box.width, box.height);
+  context.filter = "none";
+  context.imageSmoothingEnabled = false;
+  context.drawImage(small, box.x, box.y, box.width, box.height);
+  context.imageSmoothingEnabled = true;
+}
+
+/** An image as it is, darkened. */
+export function drawDark(canvas, image) {
+  const context = canvas.getContext("2d");
+  context.clearRect(0, 0, canvas.width, canvas.height);
+  if (!image) return;
+  const box = place(canvas, image.width / image.height);
+  context.globalAlpha = 0.35;
+  context.drawImage(image, box.x, box.y, box.width, box.height);
+  context.globalAlpha = 1;
 }
 
 /** The colour scale itself, left to right. */

@@ -1,20 +1,23 @@
-// On the ToMA node: the values of the preset, and the reuse schedule as a strip of bars.
-import { addElement, chain, growToFit, make, widgetOf } from "./dom.js";
-import { LEAVE, RESELECT, carries, scheduleOf, table } from "./schedule.js";
+// On the ToMA node: the values of the preset, and a strip of its steps: planned, under way, done.
+import { api } from "../../scripts/api.js";
+import { buildBars, happened, planned } from "./bars.js";
+import { addSnug, chain, hideWidget, make, widgetOf } from "./dom.js";
+import { familyOf, findSampler, nodeOf } from "./graph.js";
+import { planOf } from "./plan.js";
+import { Current, KEPT_AS, readRun, stored } from "./runs.js";
 import { say } from "./text.js";
 
-const CUSTOM = "custom", EXAMPLE_STEPS = 20, MOST_STEPS = 10000, MOST_BARS = 200;
-const LEAST_WIDTH = 320, STRIP_HEIGHT = 120, LIVE_HEIGHT = 220;
-const FAMILY_NAMES = { unet: "SDXL", flux: "Flux" };
+const CUSTOM = "custom", EXAMPLE_STEPS = 20, LEAST_WIDTH = 320, PLAN_HEIGHT = 104;
+const FAMILY_NAMES = { unet: "SDXL", dit: "Flux" };
 const nodes = new Set();
 
-/** Turns a new ToMA node into one that shows what it will do. presets: {name: {family: settings}} */
-export function addStrip(node, presets) {
-  const keys = Object.keys(Object.values(presets)[0].unet);
-  const strip = buildStrip();
-  const state = { node, presets, keys, strip, drawn: "" };
-  strip.widget = addElement(node, "schedule", strip.root, () => strip.height(), () => strip.height());
-  strip.onGrow = () => growToFit(node);
+/** Turns a new ToMA node into one that shows what it will do and what it did. presets: {name: {family: settings}} */
+export function addStrip(node, presets, patience) {
+  const keys = Object.keys(Object.values(presets)[0].unet), bars = buildBars();
+  const root = make("div", { className: "toma toma-strip" }, bars.inner);
+  const state = { node, presets, patience, keys, bars, current: new Current(), drawn: "" };
+  hideWidget(widgetOf(node, "carry_detail"));
+  state.fit = addSnug(node, "schedule", root, bars.inner, PLAN_HEIGHT);
   node.setSize([Math.max(node.size[0], LEAST_WIDTH), node.computeSize()[1]]);
   watchWidgets(state);
   chain(node, "onConnectionsChange", (kind, slot, connected) => {
@@ -24,7 +27,23 @@ export function addStrip(node, presets) {
   chain(node, "onRemoved", () => nodes.delete(state));
   nodes.add(state);
   update(state);
-  return strip;
+  return state;
+}
+
+export function watchRuns() {
+  api.addEventListener("toma.run", ({ detail }) => {
+    const state = nodeOf(detail?.node)?.tomaStrip, before = state?.current.run;
+    const run = state?.current.take(detail);
+    if (!run) return;
+    run.asked = before?.run === run.run ? before.asked : (findSampler(state.node)?.steps ?? null);
+    if (run.over) {
+      state.node.properties[KEPT_AS] = stored(run);
+      state.onEnd?.();
+    }
+    update(state);
+  });
+  // A server that was away does not know of its runs any more.
+  api.addEventListener("reconnected", () => nodes.forEach(({ current }) => current.run?.over || (current.run = null)));
 }
 
 // Steps and loaders may change in other nodes, in ways that no event tells of: look at them now and then.
@@ -45,8 +64,11 @@ function watchWidgets(state) {
 
 const same = (a, b) => (typeof b === "number" ? Math.abs(a - b) < 1e-6 : a === b);
 
-function shownPreset({ node, presets }) {
-  return presets[widgetOf(node, "preset")?.value]?.[familyOf(node) ?? "unet"];
+const family = (state) => familyOf(state.node) ?? state.ranAs ?? null;
+
+function shownPreset(state) {
+  const families = state.presets[widgetOf(state.node, "preset")?.value];
+  return families && Object.hasOwn(families, "unet") ? families[family(state) ?? "unet"] : undefined;
 }
 
 function set(node, name, value) {
@@ -54,142 +76,59 @@ function set(node, name, value) {
   if (widget && !same(widget.value, value)) widget.value = value;
 }
 
+/** The last run, if the node would do the same again: with other settings or steps the plan is shown. */
+function lastRun(state, settings, sampler) {
+  const { node, presets, keys, current } = state;
+  const kept = node.properties?.[KEPT_AS];
+  if (kept !== state.keptBefore) {
+    state.keptBefore = kept; // a workflow was loaded, or undone
+    if (!current.run || current.run.over) current.run = kept ? readRun(kept) : null;
+  }
+  const run = current.run;
+  if (!run || (sampler && run.asked !== null && run.asked !== sampler.steps)) return null;
+  const agrees = (values) => keys.every((key) => isLinked(node, key) || same(run.settings[key], values[key]));
+  if (agrees(settings)) return run;
+  // The page may take the model for one of another family than it is.
+  const families = presets[widgetOf(node, "preset")?.value] ?? {};
+  state.ranAs = Object.keys(families).find((name) => agrees(families[name])) ?? state.ranAs;
+  return state.ranAs && families[state.ranAs] && agrees(families[state.ranAs]) ? run : null;
+}
+
+const isLinked = (node, name) => node.inputs?.some((input) => input.name === name && input.link != null);
+
 function update(state) {
-  const { node, presets, keys, strip } = state;
+  const { node, presets, keys, bars } = state;
   if (!node.graph) return;
   const preset = shownPreset(state);
   if (preset) keys.forEach((key) => set(node, key, preset[key]));
   const settings = Object.fromEntries(keys.map((key) => [key, widgetOf(node, key)?.value]));
   const sampler = findSampler(node), families = presets[widgetOf(node, "preset").value];
-  const guessed = families && !familyOf(node) && JSON.stringify(families.unet) !== JSON.stringify(families.flux);
-  const about = { settings, sampler, guessed, locale: say("reuse") };
+  const guessed = families && !family(state) && JSON.stringify(families.unet) !== JSON.stringify(families.dit);
+  const run = lastRun(state, settings, sampler);
+  const about = [settings, sampler, guessed, run && [run.run, run.over, run.evaluations], family(state), say("full")];
+  state.fit();
   if (JSON.stringify(about) === state.drawn) return;
   state.drawn = JSON.stringify(about);
-  strip.draw(about);
+  const steps = run?.steps ?? sampler?.steps ?? EXAMPLE_STEPS;
+  const plan = planned(planOf(settings, steps, family(state), state.patience), settings);
+  if (run) {
+    const { columns, legend } = happened(run, plan.columns.map(([bar]) => bar));
+    bars.draw(run.over ? "done" : "running", columns, legend, lineOf(run));
+  } else bars.draw("plan", plan.columns, plan.legend, captionOf(settings, sampler, guessed));
   node.setDirtyCanvas?.(true, false);
 }
 
-/** "flux" or "unet" if the name or the file of the loader says so. */
-function familyOf(node) {
-  let loader = node;
-  for (let hops = 0; hops < 30; hops++) {
-    const passesOn = loader.type === "Reroute"; // takes anything
-    const slot = loader.inputs?.findIndex((input) => input.type === "MODEL" || passesOn);
-    const next = slot >= 0 ? loader.getInputNode(slot) : null;
-    if (!next) break;
-    loader = next;
-  }
-  if (loader === node) return null;
-  const words = [loader.type, ...(loader.widgets ?? []).map((widget) => widget.value)].join(" ").toLowerCase();
-  if (/flux|chroma|kontext/.test(words)) return "flux";
-  return /xl|sd[_ -]?1|v1-5|unet\b|pony|illustrious/.test(words) ? "unet" : null;
+function lineOf(run) {
+  if (!run.over) return say("running", { s: (run.evaluations.at(-1)?.step ?? 0) + 1, n: run.steps });
+  return [run.summary, run.finished ? "" : say("endedEarly"), ...run.notes].filter(Boolean).join(" · ");
 }
 
-/** The nearest node down the line that has steps, as {name, steps}. */
-function findSampler(node) {
-  let reach = [node];
-  const seen = new Set(reach);
-  for (let hops = 0; hops < 12 && reach.length; hops++) {
-    const next = reach.flatMap((from) => (from.outputs ?? []).flatMap((_, slot) => from.getOutputNodes(slot) ?? []));
-    reach = [...new Set(next)].filter((found) => !seen.has(found));
-    for (const found of reach) {
-      seen.add(found);
-      const value = (name) => Number(widgetOf(found, name)?.value);
-      const from = value("start_at_step") || 0, until = Math.min(value("steps"), value("end_at_step") || Infinity);
-      const steps = Math.min(Math.trunc(until - from), MOST_STEPS); // a workflow file may say anything
-      if (steps > 0) return { name: found.title || found.type, steps };
-    }
-  }
-  return null;
-}
-
-function buildStrip() {
-  const bars = make("div", { className: "toma-bars", tabIndex: 0, role: "img" });
-  const numbers = make("div", { className: "toma-numbers" });
-  const legend = make("div", { className: "toma-legend" });
-  const caption = make("div", { className: "toma-caption" });
-  caption.setAttribute("aria-live", "polite");
-  const root = make("div", { className: "toma toma-strip" }, bars, numbers, legend, caption);
-  let labels = [], cursor = -1, rest = "";
-
-  const point = (step) => {
-    cursor = step;
-    [...bars.children].forEach((bar, i) => bar.classList.toggle("toma-here", i === step));
-    caption.textContent = labels[step] ?? rest;
-  };
-  const stepAt = (event) => {
-    const box = bars.getBoundingClientRect();
-    return Math.floor(((event.clientX - box.left) / box.width) * labels.length);
-  };
-  bars.addEventListener("pointermove", (event) => point(stepAt(event)));
-  bars.addEventListener("pointerleave", () => point(-1));
-  bars.addEventListener("blur", () => point(-1));
-  bars.addEventListener("keydown", (event) => {
-    const last = labels.length - 1;
-    const to = { ArrowRight: Math.min(last, cursor + 1), ArrowLeft: Math.max(0, cursor - 1), Home: 0, End: last, Escape: -1 };
-    if (!(event.key in to)) return;
-    event.preventDefault();
-    point(to[event.key]);
-  });
-
-  return {
-    root,
-    live: null,
-    height() {
-      return STRIP_HEIGHT + (this.live ? LIVE_HEIGHT : 0);
-    },
-    /** Puts an element with the picks of the running sampler below the strip. */
-    show(element) {
-      if (this.live) return;
-      this.live = element;
-      root.append(element);
-      this.onGrow();
-    },
-    draw({ settings, sampler, guessed }) {
-      const steps = sampler?.steps ?? EXAMPLE_STEPS, shown = Math.min(steps, MOST_BARS);
-      const merged = settings.ratio > 0, full = carries(settings);
-      const actions = merged ? table(scheduleOf(settings), steps) : new Array(steps).fill(LEAVE);
-      const kinds = actions.map((action) => (action === RESELECT && full ? "full" : action));
-      bars.replaceChildren(...kinds.slice(0, shown).map((kind) => bar(kind, settings.ratio)));
-      labels = kinds.slice(0, shown).map((kind, i) => say("step", { s: i + 1, n: steps, what: say(kind) }));
-      numbers.replaceChildren(...stepNumbers(shown));
-      legend.replaceChildren(...legendOf(kinds));
-      const note = merged ? (guessed ? say("shownFor", { family: FAMILY_NAMES.unet }) : "") : say("off");
-      const which = sampler ? say("stepsOf", { n: steps, sampler: sampler.name }) : say("stepsExample", { n: steps });
-      rest = note ? `${which} · ${note}` : which;
-      bars.title = say("height");
-      bars.setAttribute("aria-label", `${rest}. ${[...legend.children].map((item) => item.textContent).join(", ")}`);
-      root.dataset.actions = actions.join(" ");
-      point(Math.min(cursor, labels.length - 1));
-    },
-  };
-}
-
-function bar(kind, ratio) {
-  const element = make("div", { className: `toma-bar toma-${kind}` });
-  const share = kind === "full" || kind === LEAVE ? 1 : 1 - ratio;
-  element.style.height = `${Math.max(10, share * 100)}%`;
-  return element;
-}
-
-/** The numbers of the first and of some round steps, each under its bar. */
-function stepNumbers(steps) {
-  const every = [1, 2, 5, 10, 20, 50].find((distance) => steps / distance <= 10) ?? 100;
-  const numbers = [1];
-  for (let step = every; step <= steps; step += every) if (step > 1) numbers.push(step);
-  return numbers.map((step) => {
-    const element = make("span", { textContent: String(step) });
-    // Centred under its bar, but never beyond the strip's end.
-    element.style.left = `min(${((step - 0.5) / steps) * 100}%, 100% - ${String(step).length * 3.2}px)`;
-    return element;
-  });
-}
-
-function legendOf(kinds) {
-  const order = ["full", "reselect", "reweight", "reuse", LEAVE];
-  return order.filter((kind) => kinds.includes(kind)).map((kind) => {
-    const swatch = make("i", { className: `toma-swatch toma-${kind}` });
-    const count = kinds.filter((other) => other === kind).length;
-    return make("span", {}, swatch, `${say(kind)} ${count}`);
-  });
+function captionOf(settings, sampler, guessed) {
+  const n = sampler?.steps ?? EXAMPLE_STEPS;
+  const percent = Number((100 * settings.tolerance).toPrecision(2));
+  return [
+    sampler ? say("stepsOf", { n, sampler: sampler.name }) : say("stepsExample", { n }),
+    settings.tolerance > 0 ? say("budget", { x: percent }) : settings.ratio > 0 ? "" : say("off"),
+    guessed ? say("shownFor", { family: FAMILY_NAMES.unet }) : "",
+  ].filter(Boolean).join(" · ");
 }

@@ -1,11 +1,11 @@
 // ComfyUI-ToMA in the page: what the nodes show. Each part is in a file of its own.
 import { app } from "../../scripts/app.js";
-import { addSummary } from "./compare.js";
+import { addWipe } from "./compare.js";
 import { SETTING, tellServer, watchPicks } from "./live.js";
 import { addPreview } from "./preview.js";
-import { addStrip } from "./strip.js";
+import { addStrip, watchRuns } from "./strip.js";
 
-let presets = null;
+let presets = null, patience = 0;
 
 app.registerExtension({
   name: "ToMA",
@@ -14,20 +14,23 @@ app.registerExtension({
       id: SETTING,
       category: ["ToMA", "Live", "LivePicks"],
       name: "Show the kept tokens on the ToMA node while sampling",
-      tooltip: "At most four pictures a second. Off: the server computes nothing for it.",
+      tooltip: "At most four times a second. Off: they are not sent.",
       type: "boolean",
       defaultValue: true,
       onChange: (on) => tellServer(on), // told before the setting is stored
     },
   ],
-  setup: watchPicks,
+  setup() {
+    watchPicks();
+    watchRuns();
+  },
   beforeRegisterNodeDef(_, nodeData) {
     // The table of toma_core/settings.py travels with the node's definition.
-    if (nodeData.name === "ToMA") presets = nodeData.input.required.preset[1].presets;
+    if (nodeData.name === "ToMA") ({ presets, patience } = nodeData.input.required.preset[1]);
   },
   nodeCreated(node) {
-    if (node.comfyClass === "ToMA" && presets) node.tomaStrip = addStrip(node, presets);
+    if (node.comfyClass === "ToMA" && presets) node.tomaStrip = addStrip(node, presets, patience);
     if (node.comfyClass === "ToMAPreview") addPreview(node);
-    if (node.comfyClass === "ToMACompare") addSummary(node);
+    if (node.comfyClass === "ToMACompare") addWipe(node);
   },
 });

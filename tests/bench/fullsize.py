@@ -17,6 +17,7 @@ FULL = (1024, 1024)
 # SDXL: stages of 1, 1/2 and 1/4 of the latent's sides
 SDXL_CHANNELS = (320, 640, 1280)
 SDXL_DEPTH = (0, 2, 10)
+SDXL_STAGES = (1, 1, 2, 2, 2, 2, 2, 2, 1, 1, 1)  # of the eleven spatial transformers, in running order
 SDXL_RES_BLOCKS = 2
 SDXL_EMBEDDING, SDXL_POOLED, SDXL_CONTEXT, SDXL_TEXT = 1280, 2816, 2048, 77
 
@@ -74,19 +75,6 @@ def flux_block(kind: str, tokens: int, where: str = "whole block", kept: int | N
     )
 
 
-def saved_by_keys_and_values(family: str, ratio: float, size: Size = FULL) -> float:
-    """FLOPs of one evaluation that are saved where only keys and values of self-attention are merged: on Flux after
-    they are made, and not those of the text; on the UNet before."""
-    if family == "flux":
-        tokens = flux_tokens(size)
-        blocks = FLUX_DOUBLE + FLUX_SINGLE
-        return ratio * blocks * attention(tokens + FLUX_TEXT, tokens, FLUX_HIDDEN)
-    return ratio * sum(
-        attention(tokens, tokens, channels) + 2 * linear(tokens, channels, channels)
-        for tokens, channels in unet_blocks(size)
-    )
-
-
 def merge_products(tokens: int, kept: int, channels: int, tile: int) -> int:
     """M x, or A^T y: one of the two products of a merged block."""
     return 2 * kept * min(tokens, tile**2 or tokens) * channels
@@ -107,8 +95,7 @@ def unet_grids(size: Size) -> list[Size]:
 def unet_blocks(size: Size) -> list[tuple[int, int]]:
     """(tokens, channels) of each of the 70 transformer blocks, in running order."""
     tokens = [h * w for h, w in unet_grids(size)]
-    stages = [1, 1, 2, 2, 2, 2, 2, 2, 1, 1, 1]
-    return [(tokens[s], SDXL_CHANNELS[s]) for s in stages for _ in range(SDXL_DEPTH[s])]
+    return [(tokens[s], SDXL_CHANNELS[s]) for s in SDXL_STAGES for _ in range(SDXL_DEPTH[s])]
 
 
 def flux_tokens(size: Size) -> int:
@@ -224,34 +211,32 @@ def skipped_blocks(family: str, settings) -> int:
     """How many first blocks stay unmerged: -1 is the family's own choice."""
     if settings.skip_first_blocks >= 0:
         return settings.skip_first_blocks
-    return FLUX_SKIP if family == "flux" and not settings.carries else 0
+    return FLUX_SKIP if family == "flux" and not settings.rides else 0
 
 
 def merged_total(family: str, settings, size: Size = FULL, merging: bool = True) -> int:
-    """FLOPs of one merged evaluation with these settings."""
-    tile, skip = settings.tile_size if merging else None, skipped_blocks(family, settings)
-    return parts(family, size, settings.ratio, settings.merge.value, skip, tile).total()
+    """FLOPs of one merged evaluation with these settings. Kept tokens that ride are taken without a product and given
+    back by one: after each spatial transformer of the UNet, once a network in the few channels of Flux's latent."""
+    tile = settings.tile_size if merging and not settings.rides else None
+    counted = parts(family, size, settings.ratio, settings.merge.value, skipped_blocks(family, settings), tile)
+    if merging and settings.rides:
+        counted["merging"] = sum(
+            merge_products(n, keep_count(n, settings.ratio), c, settings.tile_size) for n, c in rows(family, size)
+        )
+    return counted.total()
 
 
-def outside_total(family: str, size: Size = FULL) -> int:
-    """FLOPs of one evaluation that are not in its transformer blocks."""
-    return (_unet_outside(size) if family == "unet" else _flux_outside(size)).total()
+def rows(family: str, size: Size = FULL) -> list[tuple[int, int]]:
+    """(tokens, channels) of each row of blocks that kept tokens ride through, where they are given back."""
+    if family == "flux":
+        return [(flux_tokens(size), FLUX_CHANNELS)]
+    tokens = [h * w for h, w in unet_grids(size)]
+    return [(tokens[s], SDXL_CHANNELS[s]) for s in SDXL_STAGES if SDXL_DEPTH[s]]
 
 
-def speedup_by_flops(
-    family: str, settings, steps: int, size: Size = FULL, merging: bool = True, reuse: bool = False
-) -> float:
-    """FLOPs of an unmerged run of `steps` / of one with these settings, step by step as the schedule says.
-
-    `family` is "unet" (SDXL) or "flux". A step that carries detail runs unmerged when it picks. Selection is left
-    out (0.1 % of a step); `merging` False leaves out the products of merge and unmerge too. With `reuse` no block runs
-    where merged ones would.
-    """
-    full, merged = parts(family, size).total(), merged_total(family, settings, size, merging)
-    merged = outside_total(family, size) if reuse else merged
-    unmerged_actions = ("leave", "reselect") if settings.carries else ("leave",)
-    table = [action.value for action in settings.schedule.table(steps)]
-    return steps * full / sum(full if action in unmerged_actions else merged for action in table)
+def merged_share(family: str, settings, size: Size = FULL) -> float:
+    """What a merged evaluation costs, in full ones."""
+    return merged_total(family, settings, size) / parts(family, size).total()
 
 
 def main() -> None:

@@ -1,135 +1,150 @@
-"""Speed at the real widths and token counts of SDXL and Flux, beside what a user would pick instead.
+"""What a merged step takes at the real widths of SDXL and Flux, beside what a user would pick instead.
 
-    python dev.py bench speed [--quick] [--json FILE] [--only "SDXL 1024"] [--minutes N]
+    python dev.py bench speed [--quick] [--json FILE] [--minutes N] [--write docs/benchmarks.md]
 
-All methods run in one process, interleaved, three rounds; figures are medians. With --json every sample is
-written as it is measured, and the same command goes on where an earlier one stopped. --quick measures one block
-of each kind and computes the models from them.
+Blocks are ComfyUI's own, with random weights, on a CPU: of Flux so many double and single blocks as --blocks says, of SDXL
+one spatial transformer of each width; the whole models are computed from them. All methods run in one process,
+interleaved; figures are medians. With --json every sample is written as it is measured, and the same command goes on
+where an earlier one stopped. Runs of the presets have the steps that the fidelity benchmark drew.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import logging
+import re
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 STARTED = time.monotonic()
-sys.path.insert(0, str(Path(__file__).parent))
-QUICK_MINUTES = 3.8
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+QUICK_MINUTES = 4.0
+RATIOS = (0.35, 0.5, 0.6, 0.65)
+FIDELITY = HERE / "results" / "fidelity.json"
 
 
-def arguments() -> argparse.Namespace:
+def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one block of each kind, within 4 minutes")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="rows and samples; taken up again if it is there")
-    parser.add_argument("--plots", type=Path, metavar="DIR", help="where pictures go (default: beside the JSON file)")
-    parser.add_argument(
-        "--only", nargs="*", default=[], metavar="GROUP[:METHOD]", help="see --plan; beginnings will do"
-    )
-    parser.add_argument("--minutes", type=float, help="begin no sample that would end later")
+    parser.add_argument("--quick", action="store_true", help="one round of fewer methods, within 4 minutes")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="samples; taken up again if it is there")
+    parser.add_argument("--only", nargs="*", default=[], metavar="METHOD", help="beginnings will do")
+    parser.add_argument("--minutes", type=float, help="begin no sample later")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--blocks", type=int, nargs=2, default=(2, 4), metavar=("DOUBLE", "SINGLE"))
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall", help="cpu: for a busy machine, one thread")
-    parser.add_argument("--plan", action="store_true", help="say what would be measured and how long it would take")
-    parser.add_argument("--no-gpu", action="store_true", help="without the estimate for GPUs")
-    return parser.parse_args()
+    parser.add_argument("--write", type=Path, metavar="FILE.md", help="put the tables between their markers there")
+    return parser.parse_args(argv)
 
 
-def free_memory() -> float:
-    """Bytes that can be had."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return 1024 * int(next(line.split()[1] for line in lines if line.startswith("MemAvailable")))
-    except (OSError, StopIteration):
-        return 16e9
+def compared(family: str, quick: bool) -> list:
+    from speedlib import methods
+
+    found = [methods.none(), *(methods.toma(ratio, family) for ratio in ((0.5,) if quick else RATIOS))]
+    found += [methods.shorter(0.5), methods.paper(family), methods.tomesd(0.5)]
+    if not quick:
+        found += [methods.todo(), methods.tome_node(), methods.hypertile()]
+        found += [methods.tomesd_attention(0.5), methods.hypertile(2)] if family == "unet" else []
+    return found
 
 
-def show_plan(groups, rounds: int) -> None:
-    import torch
+def groups(blocks: tuple[int, int]) -> dict[str, tuple]:
+    """Name -> (family, how the model is made, the size to sample at)."""
+    import fullsize
+    from speedlib import account, models
 
-    a, b = torch.randn(2048, 1280), torch.randn(1280, 5120)
-    a @ b
-    start = time.perf_counter()
-    for _ in range(8):
-        a @ b
-    rate = 8 * 2 * 2048 * 1280 * 5120 / (time.perf_counter() - start)
-    total = 0.0
-    for group in groups:
-        flops = rounds * sum(group.flops(method) for method in group.methods)
-        total += flops
-        print(f"{group.name:34}{flops / 1e12:8.0f} TFLOPs{flops / rate / 60:8.1f} min   ", end="")
-        print(", ".join(method.key for method in group.methods))
-    print(f"{'all':34}{total / 1e12:8.0f} TFLOPs{total / rate / 60:8.1f} min at {rate / 1e9:.0f} GFLOPs a second now")
+    found = {f"Flux {blocks[0]}+{blocks[1]} blocks": ("flux", partial(models.flux, *blocks), fullsize.FULL)}
+    for channels, depth in account.ROWS.items():
+        # the token grid of a row is 1/2 or 1/4 of the latent, here it is the latent
+        size = tuple(side * 320 // channels for side in fullsize.FULL)
+        found[f"SDXL row {channels}"] = ("unet", partial(models.one_row_unet, channels, depth), size)
+    return found
 
 
-def unmerged_steps(rows: list[dict]) -> dict[str, float]:
-    found = [r for r in rows if r["part"] == "step" and r["method"] == "none" and r["size"] == "1024x1024"]
-    return {r["model"]: r["seconds"] for r in found if r["batch"] == 1}
+def measured(options: argparse.Namespace, book: dict, until: float) -> None:
+    from speedlib import measure
+
+    for name, (family, build, size) in groups(tuple(options.blocks)).items():
+        chosen = [m for m in compared(family, options.quick) if _wanted(m.key, options.only)]
+        there = book.setdefault(name, {})
+        model = None
+        for round_ in range(1 if options.quick else options.rounds):
+            for method in chosen:
+                samples = there.setdefault(method.key, [])
+                if len(samples) > round_ or time.monotonic() > until:
+                    continue
+                model = build() if model is None else model
+                try:
+                    samples.append(measure.sample(method.make(model), size, method.steps, options.clock))
+                except Exception as error:  # a rival that fails is told of, and the others go on
+                    samples.append({"error": f"{type(error).__name__}: {error}"})
+                print(f"{name}, {method.key}: {samples[-1].get('step', samples[-1])}", flush=True)
+                if options.json:
+                    options.json.write_text(json.dumps(book, indent=1), encoding="utf-8")
 
 
-def main() -> int:
-    options = arguments()
+def _wanted(key: str, only: list[str]) -> bool:
+    return not only or key == "none" or key.startswith(tuple(only))
+
+
+def steps(book: dict, blocks: tuple[int, int], quick: bool) -> list[dict]:
+    """The speed-up of a step of the whole models by each method."""
+    import fullsize
+    from speedlib import account
+
+    def good(group: str, method: str) -> list[dict]:
+        return [sample for sample in book.get(group, {}).get(method, []) if "error" not in sample]
+
+    found = []
+    for family in ("unet", "flux"):
+        for method in compared(family, quick):
+            names = [name for name, about in groups(blocks).items() if about[0] == family]
+            samples = {name: (good(name, method.key), good(name, "none")) for name in names}
+            if not all(mine and none for mine, none in samples.values()):
+                continue
+            if family == "flux":
+                speedup = account.flux_speedup(*samples[names[0]], blocks)
+            else:
+                speedup = account.unet_speedup({int(name.split()[-1]): both for name, both in samples.items()})
+            ideal = None
+            if method.where and method.ratio:
+                ideal = fullsize.ideal(family, method.ratio, where=method.where, skip=0)
+            found.append(
+                {"family": family, "method": method.key, "ratio": method.ratio, "speedup": speedup, "ideal": ideal}
+            )
+    return found
+
+
+def main(argv: list[str] | None = None) -> int:
+    options = arguments(argv)
     from comfy_here import import_comfyui
 
     import_comfyui(Path(tempfile.mkdtemp()))
     import comfyui_toma  # noqa: F401
     import torch
-    from speedlib import account, choosing, measure, plan, plots, report
+    from comfyui_toma.toma_core.settings import PRESETS
+    from speedlib import account
 
     logging.disable(logging.WARNING)
     if options.clock == "cpu":
         torch.set_num_threads(1)
-    book = measure.Book(options.json, options.clock, options.quick)
-    blocks = plan.flux_blocks(free_memory(), book.content["samples"])
-    groups = plan.quick() if options.quick else plan.full(blocks)
-    if options.plan:
-        show_plan(groups, options.rounds)
-        return 0
-    if not measure.matching(groups, options.only):
-        raise SystemExit(
-            f"--only {' '.join(options.only)} names nothing. There are: {', '.join(g.name for g in groups)}"
-        )
-    minutes = QUICK_MINUTES if options.quick and options.minutes is None else options.minutes
-    until = None if minutes is None else STARTED + 60 * minutes
-
-    def keep_account() -> None:
-        book.content["rows"] = account.rows(groups, book.content["samples"])
-        book.write()
-
-    measuring = measure.Measuring(book, options.rounds, until, options.clock, at_once=options.quick)
-    measuring.run(groups, options.only, keep_account)
-    keep_account()
-    rows = book.content["rows"]
-    steps = unmerged_steps(rows)
-    if steps and "choosing" not in book.content:
-        tiles = (8,) if options.quick else (4, 8, 16, 32, 0)
-        book.content["choosing"] = choosing.measure(tiles, steps, clock=options.clock)
-    chosen = book.content.get("choosing", [])
-    book.content["bars"] = [
-        {"what": bar.what, "value": bar.value, "cleared": bar.cleared} for bar in report.bars(rows, chosen)
-    ]
-    book.write()
-
-    print(report.table(rows))
-    print(f"\nSelection and weights by themselves\n{report.choosing_table(chosen)}")
-    print(f"\nFrom small to large\n{report.growth(rows)}")
-    print(f"\n{report.published(rows)}")
-    if not options.quick and not options.no_gpu:
-        import roofline
-
-        book.content["gpu"] = roofline.estimates()
-        book.write()
-        print(f"\nGPUs, ESTIMATED, not measured\n{roofline.table(book.content['gpu'])}")
-    print("\n" + "\n".join(bar.line() for bar in report.bars(rows, chosen)))
-    for group, count in measuring.left_out.items():
-        print(f"{group}: {count} samples not taken, no time left")
-    folder = options.plots or (options.json.parent if options.json else None)
-    if folder:
-        stem = options.json.stem if options.json else "speed"
-        print("\n" + "\n".join(f"wrote {path}" for path in plots.draw(rows, folder, stem)))
-    print(f"{(time.monotonic() - STARTED) / 60:.1f} minutes, load {book.content['about']['load']}")
+    minutes = options.minutes if options.minutes is not None else QUICK_MINUTES if options.quick else float("inf")
+    book = json.loads(options.json.read_text(encoding="utf-8")) if options.json and options.json.is_file() else {}
+    measured(options, book, STARTED + 60 * minutes)
+    found = steps(book, tuple(options.blocks), options.quick)
+    merged = {(r["family"], r["ratio"]): r["speedup"] for r in found if r["method"].startswith("ToMA")}
+    rows = json.loads(FIDELITY.read_text(encoding="utf-8"))["rows"] if FIDELITY.is_file() else []
+    text = account.markdown(found, account.presets(rows, merged, [name for name in PRESETS if name != "paper"]))
+    print(text)
+    if options.write:
+        page = options.write.read_text(encoding="utf-8")
+        between = f"{account.BEGIN}\n\n{text}\n\n{account.END}"
+        pattern = f"{re.escape(account.BEGIN)}.*?{re.escape(account.END)}"
+        options.write.write_text(re.sub(pattern, lambda _: between, page, flags=re.S), encoding="utf-8")
     return 0
 
 

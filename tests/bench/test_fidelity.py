@@ -1,268 +1,241 @@
-"""The fidelity benchmark's own arithmetic: equal speed-ups, speckle, paired errors, the README's table."""
+"""The fidelity benchmark: its data, its statistics, its tables and what it refuses; and the docs against its rows."""
 
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 TESTS = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(TESTS), str(TESTS / "training")]
+RESULTS, DOCS = TESTS / "bench" / "results" / "fidelity.json", TESTS.parent / "docs" / "benchmarks.md"
 
 
 @pytest.fixture(scope="module")
 def lib(comfy):
     import comfyui_toma  # noqa: F401
+    from bench.fidelitylib import measures, methods, options, regimes, rows, statistics, studio, tables
 
-    sys.path[:0] = added = [str(TESTS / "training")]
-    sys.path.append(str(TESTS))  # last: tests/comfy must not hide ComfyUI's comfy
-    try:
-        from bench.fidelitylib import distances, findings, options, parts, points, report
-
-        modules = distances, findings, options, parts, points, report
-        yield {module.__name__.rpartition(".")[2]: module for module in modules}
-    finally:
-        for entry in (*added, str(TESTS)):
-            sys.path.remove(entry)
+    return SimpleNamespace(**{m.__name__.split(".")[-1]: m for m in (
+        measures, methods, options, regimes, rows, statistics, studio, tables
+    )})  # fmt: skip
 
 
-@pytest.mark.parametrize("family", ["flux", "unet"])
-def test_rivals_have_the_speed_of_the_preset_they_stand_against(lib, family):
-    points = lib["points"]
-    found = points.points(family)
-    curve = (*points.OURS, *points.ENDS)
-    presets = {p.method: points.speedup(family, p.settings) for p in found if p.method in curve}
-    assert set(presets) == set(curve)
-    assert [presets[name] for name in points.ENDS] == pytest.approx([1.15, 2.0], abs=0.01)
-    against = [p for p in found if p.against in presets]
-    carried = {"random, carried", "regular, carried"}
-    assert {p.method for p in against} == {"paper", *points.REUSE.values(), *points.RIVALS, *carried}
-    assert all(bool(p.choose) != (p.method in ("paper", *points.REUSE.values())) for p in against)
-    for point in against:
-        # these can only end a step earlier or later
-        slack = 0.08 if point.reuse else {"pooling": 0.05}.get(point.method, 0.002)
-        speedup = points.speedup(family, point.settings, reuse=bool(point.reuse))
-        assert speedup == pytest.approx(presets[point.against], rel=slack), point
-    keys = [point.key for point in found]
-    assert len(set(keys)) == len(keys), "each is kept under a name of its own"
+def row(lib, method: str, speedup: float, lpips: list[float], regime: str = "flux-20", **more) -> dict:
+    count = len(lpips)
+    each = {"psnr": [40.0] * count, "lpips": lpips, "subject": [1.0] * count, "colour": [1.0] * count}
+    each |= {"likeness": [0.2] * count, "speckle": [0.01] * count, **more.pop("each", {})}
+    means = {name: sum(values) / count for name, values in each.items()}
+    about = {"regime": regime, "method": method, "setting": "", "held_out": True, "kinds": "", "frechet": {}}
+    return {**about, "prompts": count, "speedup": speedup, **means, "each": each, **more}
 
 
-def test_speckle_is_what_tokens_differ_from_their_neighbours_on_the_background(lib):
-    distances = lib["distances"]
-    colour = torch.tensor([[0.2, 0.4, 0.6]])
-    plain = colour[:, None, None].expand(1, 64, 64, 3).clone()
-    plain[:, 16:32, 16:32] = 1.0  # the subject
-    flat = distances.flat_areas(plain, colour)
-    assert not flat[0, 3:9, 3:9].any() and flat[0, 9:].all() and flat[0, :3].all()
-    assert distances.speckle(plain, flat).item() == pytest.approx(0, abs=1e-12)
-    tokens = 0.01 * torch.randn(1, 3, 16, 16, generator=torch.Generator().manual_seed(0))
-    noise = tokens.repeat_interleave(4, 2).repeat_interleave(4, 3).movedim(1, -1)
-    once, twice = (distances.speckle(plain + k * noise, flat).item() for k in (1, 2))
-    assert twice == pytest.approx(4 * once, rel=1e-3) and once == pytest.approx(1e-4 * 8 / 9, rel=0.2)
-    smooth = torch.linspace(0, 0.05, 64)[None, :, None, None]
-    assert distances.speckle(plain + smooth, flat).item() < 0.01 * once
+# --------------------------------------------------------------------------- what is compared
+
+
+def test_every_regime_has_points_whose_speed_is_near_what_was_wanted(lib):
+    for regime in lib.regimes.REGIMES:
+        points = lib.methods.points(regime, lambda method, speed: 0.1)
+        names = [(point.method, point.setting) for point in points]
+        assert len(set(names)) == len(names), regime.name
+        assert {*lib.methods.OURS, lib.methods.UNMERGED, "fewer steps", "EasyCache", "SADA"} <= {n for n, _ in names}
+        assert any(point.decides for point in points)
+
+
+def test_tuning_and_held_out_prompts_share_no_subject(lib):
+    tuned, held_out = ({n.split(" on ")[0] for n in lib.regimes.prompts(32, h)} for h in (False, True))
+    assert len(tuned) == len(held_out) == 32 and not tuned & held_out
+
+
+def test_an_image_is_kept_by_its_settings_and_not_by_the_name_of_a_preset(lib):
+    regime = lib.regimes.BY_NAME["flux-20"]
+    balanced = next(p for p in lib.methods.presets(regime) if p.method == "balanced")
+    curve = lib.methods.tried(regime, "any", balanced.settings)
+    assert balanced.key == curve.key
+    assert balanced.key != lib.methods.tomesd_at(regime, 1.4).key
+
+
+@pytest.mark.parametrize("name", ["flux-20", "unet-sde-25"])
+def test_merging_as_fast_as_wanted(lib, name):
+    from bench import fullsize
+
+    regime = lib.regimes.BY_NAME[name]
+    settings = lib.methods.merging(regime, 1.4, lib.methods.PRESETS["balanced"][regime.kind])
+    share = fullsize.merged_share(regime.family, settings)
+    merged = regime.steps if regime.kind == "unet" else round(settings.end_percent * regime.steps) - 1
+    assert regime.steps / (regime.steps - merged * (1 - share)) == pytest.approx(1.4, rel=0.05)
+
+
+def test_work_counts_what_ran(lib):
+    from bench import fullsize
+
+    regime = lib.regimes.BY_NAME["unet-sde-25"]
+    point = lib.methods.presets(regime)[0]
+    drawn = lib.studio.Drawn(torch.zeros(0), ran=20, merged=10, kinds="", seconds=0)
+    share = fullsize.merged_share("unet", point.settings)
+    assert 0.5 < share < 0.7
+    assert drawn.work(regime, point) == pytest.approx(10 + 10 * share)
+
+
+def test_a_number_is_found_by_halving(lib):
+    asked = []
+
+    def speed_at(value: float) -> float:
+        asked.append(value)
+        return 1 + 2 * value
+
+    assert 1 + 2 * lib.studio.dialled(2.0, speed_at, (0.01, 3.0)) == pytest.approx(2.0, rel=0.25)
+    assert len(set(asked)) <= 8
+    assert lib.studio.dialled(20.0, speed_at, (0.01, 3.0)) is None
+
+
+def test_comments_and_docstrings_are_no_part_of_the_code(lib, tmp_path):
+    one, other = tmp_path / "a.py", tmp_path / "b.py"
+    one.write_text('"""What."""\ndef f():\n    """Why."""\n    return 1  # one\n')
+    other.write_text("def f():\n    return 1\n")
+    assert lib.studio._code(one) == lib.studio._code(other)
+    other.write_text("def f():\n    return 2\n")
+    assert lib.studio._code(one) != lib.studio._code(other)
+
+
+# --------------------------------------------------------------------------- measures and statistics
+
+
+def test_frechet_distance_of_normal_distributions(lib):
+    x = torch.randn(400, 3, generator=torch.Generator().manual_seed(0))
+    assert lib.measures.frechet(x, x) == pytest.approx(0, abs=1e-9)
+    assert lib.measures.frechet(x, x + torch.tensor([3.0, 0, 4.0])) == pytest.approx(25, rel=1e-6)
+    a, b = torch.cov(x.T).double(), torch.cov((2 * x).T).double()
+    trace = float((a + b).trace() - 2 * (2 * a).trace())
+    assert lib.measures.frechet(x - x.mean(0), 2 * (x - x.mean(0))) == pytest.approx(trace, rel=1e-5)
+
+
+def test_speckle_counts_flat_areas_only(lib):
+    colour = torch.tensor([0.2, 0.4, 0.6])
+    plain = colour.expand(64, 64, 3).clone()
+    shape = plain.clone()
+    shape[24:40, 24:40] = 1.0
+    flat = lib.measures.flat_areas(shape, colour)
+    assert flat[0, 0] and not flat[8, 8] and not flat[5, 5]
+    assert lib.measures.speckle(plain, flat) == pytest.approx(0, abs=1e-6)
+    rough = plain.clone()
+    rough[0:4, 0:4] += 0.1
+    assert lib.measures.speckle(rough, flat) > 1e-3
+
+
+def test_chance(lib):
+    assert lib.statistics.differs([1.0, 1.1, 0.9, 1.0]) == 1
+    assert lib.statistics.differs([-1.0, -1.1, -0.9]) == -1
+    assert lib.statistics.differs([1.0, -1.1, 0.9]) == lib.statistics.differs([]) == lib.statistics.differs([5.0]) == 0
+
+
+def test_a_curve_is_read_between_its_rows(lib):
+    curve = [row(lib, "tolerance", 1.0, [0.01, 0.04]), row(lib, "tolerance", 4.0, [0.04, 0.01])]
+    assert lib.statistics.at_speed(curve, 2.0, "lpips", 2) == pytest.approx([0.02, 0.02])
+    assert lib.statistics.at_speed(curve, 0.9, "lpips", 2) == [0.01, 0.04]
+    assert lib.statistics.at_speed(curve, 5.0, "lpips", 2) is None
+    assert lib.statistics.at_speed(curve, 2.0, "lpips", 3) is None
+
+
+def test_losses_are_beyond_chance_and_worth_the_name(lib):
+    base = row(lib, "unmerged", 1.0, [0.0] * 4)
+    same = row(lib, "balanced", 2.0, [0.01] * 4)
+    assert lib.rows.losses(same, base) == {}
+    worse = row(lib, "fast", 2.0, [0.01] * 4, each={"speckle": [0.012, 0.013, 0.012, 0.013], "likeness": [0.201] * 4})
+    assert set(lib.rows.losses(worse, base)) == {"speckle"}
+    far = row(lib, "fast", 2.0, [0.01] * 4, frechet={"others": {"value": 12.0, "above": 2.0, "error": 0.5}})
+    assert lib.rows.losses(far, base) == {"Frechet, others": pytest.approx(0.2)}
+
+
+# --------------------------------------------------------------------------- tables
+
+
+def rows(lib) -> list[dict]:
+    near = [0.01, 0.011, 0.012, 0.011]
+    return [
+        row(lib, "unmerged", 1.0, [0.0] * 4),
+        row(lib, "balanced", 1.9, near),
+        row(lib, "tolerance", 1.5, [0.005] * 4),
+        row(lib, "tolerance", 2.5, [0.02] * 4),
+        row(lib, "fewer steps", 1.8, [0.03, 0.031, 0.029, 0.03], setting="11 steps"),
+        row(lib, "Spectrum", 1.8, [0.001, 0.001, 0.0011, 0.001], setting="growth 0"),
+    ]
+
+
+def test_tables_say_where_ours_is_behind(lib):
+    made = lib.tables.markdown(rows(lib))
+    assert "1.90x: 40.0 dB, .011" in made
+    assert "| fewer steps | 1.80x: .030 / .008 |" in made
+    assert "| Spectrum | **1.80x: .001 / .008** |" in made
+    said = "\n".join(lib.tables.verdicts(rows(lib)))
+    assert "BEHIND Spectrum growth 0 at 1.80x" in said and "BEHIND fewer" not in said
+
+
+def test_new_rows_take_the_place_of_old_ones_of_their_method(lib, tmp_path):
+    old, new = rows(lib), [row(lib, "tolerance", 1.7, [0.006] * 4)]
+    joined = lib.rows.joined(old, new)
+    assert [r["speedup"] for r in joined if r["method"] == "tolerance"] == [1.7]
+    assert len(joined) == len(old) - 1
+    path = tmp_path / "rows.json"
+    lib.rows.write(joined, path)
+    assert lib.rows.read(path) == json.loads(json.dumps(joined))
+    path.write_text("{}")
+    with pytest.raises(SystemExit, match="not a file that this benchmark wrote"):
+        lib.rows.read(path)
+
+
+def test_tables_go_between_their_markers(lib, tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{lib.tables.BEGIN}\nearlier\n{lib.tables.END}\nafter\n")
+    lib.tables.write(rows(lib), page)
+    text = page.read_text()
+    assert text.startswith("before\n") and text.endswith("\nafter\n") and "earlier" not in text
+    assert lib.tables.between(text) == lib.tables.markdown(rows(lib)).strip()
+
+
+def test_the_docs_hold_what_the_rows_say(lib):
+    text = DOCS.read_text(encoding="utf-8")
+    made = lib.tables.markdown(lib.rows.read(RESULTS)).strip()
+    assert lib.tables.between(text) == made, (
+        "run: python dev.py bench fidelity --read tests/bench/results/fidelity.json --write docs/benchmarks.md"
+    )
+
+
+# --------------------------------------------------------------------------- options
 
 
 @pytest.mark.parametrize(
-    "names, methods",
+    ("arguments", "why"),
     [
-        (["balanced", "fast"], {"balanced", "fast"}),
-        (["paper"], {"paper"}),
-        (["balanced on"], {"balanced on easycache", "balanced on 60 % of the steps"}),
-        (["nothing"], set()),
+        (["--regime", "nowhere"], "there are flux-20"),
+        (["--only", "magic"], "there are"),
+        (["--prompts", "33"], "invalid choice"),
+        (["--minutes", "-1"], "from 0 up"),
+        (["--try", "ratio=2"], "ratio is 2"),
+        (["--try", "ratio"], "write name=value"),
+        (["--try", "ratio=0.5", "--only", "balanced"], "one or the other"),
+        (["--try", "ratio=0.5", "--json", "rows.json"], "not kept"),
+        (["--read", "rows.json", "--quick"], "leave out --quick"),
+        (["--write", "nowhere.md"], "there is no file"),
+        (["--json", "nowhere/rows.json"], "there is no folder"),
     ],
 )
-def test_only_takes_a_method_by_its_name_or_all_that_start_so(lib, names, methods):
-    found = lib["options"].called(lib["points"].points("flux"), names)
-    assert {point.method for point in found} == methods
-
-
-def test_only_takes_one_of_the_speeds_of_a_method(lib):
-    found = lib["options"].called(lib["points"].points("flux"), ["paper fast", "paper 1.25x"])
-    assert [(point.method, point.against) for point in found] == [("paper", "fast"), ("paper", "1.25x")]
-
-
-def row(
-    method: str,
-    lpips: list[float],
-    psnr: list[float],
-    against: str = "",
-    speedup: float = 1.3,
-    first: int = 0,
-) -> dict:
-    each = {"lpips": lpips, "psnr": psnr, "speckle": [3.0] * len(psnr), "speckle_unmerged": [2.0] * len(psnr)}
-    return {
-        "label": method, "settings": {}, "cfg": 1.0, "measured": speedup, "measured_spread": [speedup, speedup],
-        "first": first,
-        "model": "flux", "tokens": 1024, "method": method, "against": against, "of_steps": 20, "steps": 20,
-        "prompts": len(lpips), "speedup": speedup, "lpips": sum(lpips) / len(lpips),
-        "psnr": sum(psnr) / len(psnr), "speckle": 3.0, "speckle_unmerged": 2.0, "each": each,
-    }  # fmt: skip
-
-
-def test_findings_are_paired_and_say_what_was_missed(lib):
-    findings = lib["findings"]
-    ours = row("quality", [0.1, 0.3, 0.5], [30.0, 31.0, 32.0])
-    paper = row("paper", [0.2, 0.4, 0.6], [29.0, 30.0, 31.0], "quality")
-    assert findings.paired(ours, paper, "lpips") == pytest.approx([-0.1] * 3)
-    text = "\n".join(findings.findings([ours, paper]))
-    assert "met    quality closer than paper at 1.30x: LPIPS -0.1000 ± 0.0000, PSNR +1.0 ± 0.0 dB\n" in text
-    assert "MISSED quality at 1.30x has 0.750 of paper's LPIPS" in text
-
-
-def test_findings_say_how_many_prompts_they_are_of_whichever_side_has_fewer(lib):
-    ours = row("quality", [0.1, 0.1], [30.0, 31.0])
-    paper = row("paper", [0.2, 0.21, 0.9], [29.0, 29.9, 10.0], "quality")
-    heading, *lines = lib["findings"].findings([ours, paper])
-    assert heading == "Flux, 1024 tokens, 3 prompts" and len(lines) == 2
-    assert all(line.endswith(" (2 prompts)") for line in lines)
-    assert "has 0.488 of paper's LPIPS" in lines[1], "over the prompts that both have"
-
-
-def test_few_prompts_have_to_differ_by_more(lib):
-    """Two standard errors are enough with 32 prompts, not with 4: there it takes 3.2."""
-    beyond_chance = lib["findings"].beyond_chance
-    assert not beyond_chance([1.0]) and not beyond_chance([0.0, 3.0, 3.0, 3.0][:2])
-    assert not beyond_chance([0.2, 0.4, 1.6, 1.8])  # 1.0 ± 0.41
-    assert beyond_chance([0.2, 0.4, 1.6, 1.8] * 8)  # 1.0 ± 0.13
-    assert beyond_chance([-0.6, -0.8, -1.2, -1.4])  # -1.0 ± 0.18
-
-
-def test_parts_of_a_row_are_put_together_and_the_later_one_counts_where_they_overlap(lib):
-    joined = lib["parts"].joined
-    begin = row("quality", [0.1, 0.3, 0.9], [30.0, 31.0, 99.0], speedup=1.0)
-    other = row("paper", [0.2] * 4, [20.0] * 4, "quality")
-    more = row("quality", [0.5, 0.7], [32.0, 33.0], speedup=2.0, first=2)
-    del begin["first"]  # as in files from before --from
-    quality, paper = joined([more, other, begin])
-    assert quality["each"]["lpips"] == [0.1, 0.3, 0.5, 0.7]
-    assert quality["each"]["psnr"] == [30.0, 31.0, 32.0, 33.0]
-    assert (quality["prompts"], quality["lpips"], quality["psnr"]) == (4, pytest.approx(0.4), 31.5)
-    assert quality["speedup"] == pytest.approx(4 / 3) and quality["measured_spread"] == [1.0, 2.0]
-    assert paper == other
-
-
-def test_a_part_inside_of_a_row_takes_its_place_there(lib):
-    whole, part = row("quality", [0.1] * 4, [30.0] * 4), row("quality", [0.5], [31.0], first=2)
-    (found,) = lib["parts"].joined([whole, part])
-    assert found["each"]["lpips"] == [0.1, 0.1, 0.5, 0.1] and found["prompts"] == 4
-
-
-@pytest.mark.parametrize("without", [0, 1])
-def test_parts_have_the_measures_that_both_have(lib, without):
-    """With --no-inception one part has a measure less."""
-    parts = [row("quality", [0.1], [30.0]), row("quality", [0.5], [31.0], first=1)]
-    parts[1 - without]["inception"], parts[1 - without]["each"]["inception"] = 0.3, [0.3]
-    (found,) = lib["parts"].joined(parts)
-    assert "inception" not in found and "inception" not in found["each"] and found["psnr"] == 30.5
-
-
-@pytest.mark.parametrize(
-    "other, why",
-    [
-        (dict(first=2), "prompts 1 to 1 are missing"),
-        (dict(first=0), "comes twice from prompt 0 on"),
-        (dict(first=1, method="paper"), r"first prompts are \[0, 1\]"),
-        (dict(first=1, settings={"ratio": 0.5}), "comes with settings {} and with {'ratio': 0.5}"),
-        (dict(first=1, held_out=False), "comes with held_out True and with False"),
-        (dict(first=1, version="b"), "comes with version a and with b"),
-    ],
-)
-def test_parts_that_do_not_fit_are_refused(lib, other, why):
-    begin = row("quality", [0.1], [30.0]) | {"version": "a"}
-    with pytest.raises(SystemExit, match=why):
-        lib["parts"].joined([begin, row("quality", [0.5], [32.0]) | other])
-
-
-def test_stacking_within_what_chance_explains_is_called_even(lib):
-    balanced, alone = row("balanced", [0.1] * 4, [30.0] * 4), row("easycache", [0.2] * 4, [30.0] * 4)
-
-    def said(lpips: list[float]) -> str:
-        both = row("balanced on easycache", lpips, [30.0] * 4, speedup=1.7)
-        lines = lib["findings"].findings([balanced, alone, both])
-        return next(line for line in lines if "on top of" in line).split()[0]
-
-    below, above, either = [0.2, 0.21, 0.2, 0.2], [0.4, 0.41, 0.4, 0.4], [0.2, 0.42, 0.3, 0.32]
-    assert [said(lpips) for lpips in (below, above, either)] == ["met", "MISSED", "even"]
-
-
-def test_rows_are_compared_over_the_prompts_they_share(lib):
-    many, few = row("quality", [0.1, 0.3, 0.8], [30.0, 31.0, 32.0]), row("paper", [0.2, 0.4], [29.0, 30.0])
-    left, right = lib["findings"].over_same_prompts(many, few)
-    assert (left["prompts"], right["prompts"]) == (2, 2)
-    assert (left["lpips"], right["lpips"]) == (pytest.approx(0.2), pytest.approx(0.3))
-
-
-@pytest.mark.parametrize(
-    "given, why",
-    [
-        ("--read x.json --only balanced --from 4", "--read draws nothing: leave out --from, --only"),
-        ("--write {readme} --model flux", "leave out --model"),
-        ("--write {readme} --json {readme}", "name two files"),
-        ("--write {plain}", "to write between"),
-        ("--write nowhere.md", "there is no file"),
-        ("--only balanced easycahe", "--only 'easycahe': no such method"),
-        ("--only balanced --try ratio=0.5", "one or the other"),
-        ("--try ratio", "write name=value"),
-        ("--try ratio=2", "ratio is 2"),
-        ("--prompts 4 --from 4", "there are only 4 prompts"),
-        ("--from 3", "invalid choice"),
-        ("--minutes nan", "a number from 0 up"),
-        ("--weights nowhere --model flux", "an existing file"),
-    ],
-)
-def test_options_that_can_not_end_well_are_refused_at_once(lib, tmp_path, capsys, given, why):
-    (tmp_path / "readme.md").write_text("<!-- fidelity --><!-- /fidelity -->", encoding="utf-8")
-    (tmp_path / "plain.md").write_text("<!-- /fidelity --><!-- fidelity -->", encoding="utf-8")
-    words = given.format(readme=tmp_path / "readme.md", plain=tmp_path / "plain.md").split()
+def test_options_that_can_not_end_well(lib, capsys, arguments, why):
     with pytest.raises(SystemExit):
-        lib["options"].checked("about", words)
+        lib.options.checked("about", arguments)
     assert why in capsys.readouterr().err
 
 
-def test_readme_table_goes_between_its_markers(lib, tmp_path):
-    report, path = lib["report"], tmp_path / "README.md"
-    path.write_text("before\n<!-- fidelity -->\nold\n<!-- /fidelity -->\nafter\n", encoding="utf-8")
-    report.write_table([row("quality", [0.0123] * 2, [30.04] * 2), row("paper", [0.2], [20.0], "quality")], path)
-    text = path.read_text(encoding="utf-8")
-    assert text.startswith("before\n<!-- fidelity -->\n| | Flux, 1024 tokens, 2 prompts |")
-    assert text.endswith("after\n") and "old" not in text
-    assert "| `quality` | 1.30x: 30.0 dB, .012 |" in text
-    assert "| `paper`, as fast as `quality` | 1.30x: 20.0 dB, .200 (1) |" in text
-
-
-def test_the_readme_says_what_the_rows_say(lib, tmp_path):
-    root = Path(__file__).parents[2]
-    rows = json.loads((root / "tests/bench/results/fidelity.json").read_text(encoding="utf-8"))["rows"]
-    readme = tmp_path / "README.md"
-    readme.write_text((root / "README.md").read_text(encoding="utf-8"), encoding="utf-8")
-    lib["report"].write_table(rows, readme)
-    assert readme.read_text(encoding="utf-8") == (root / "README.md").read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize("name", ["random", "regular"])
-def test_rivals_keep_as_many_tokens_as_ours_and_each_its_own(lib, name):
-    """What is kept goes into the row that it names, and comes back from it."""
-    from comfyui_toma.toma_core.tiles import Tiles
-
-    torch.manual_seed(0)
-    tiles, keep = Tiles.of(16, 16, 4), 100
-    x = torch.randn(2, 256, 8)
-    merge = lib["points"].RIVALS[name](tiles.split(x), keep, tiles, 1000.0)
-    assert merge.kept.shape == (2, keep)
-    assert all(len(set(kept.tolist())) == keep for kept in merge.kept)
-    rows = torch.randn(2, keep, 3)
-    back = merge.unmerge(rows)
-    of_kept = back.gather(1, merge.kept[..., None].expand(-1, -1, 3))
-    assert torch.allclose(of_kept, rows, atol=1e-4)
-
-
-def test_keys_and_values_save_their_products(lib):
-    from bench import fullsize
-
-    full = fullsize.parts("unet")
-    products = sum(flops for part, flops in full.items() if part.endswith("self-attention products"))
-    linear = sum(flops for part, flops in full.items() if part.endswith("self-attention linear"))
-    assert fullsize.saved_by_keys_and_values("unet", 1.0) == pytest.approx(products + linear / 2)
-    flux = sum(flops for part, flops in fullsize.parts("flux").items() if part.endswith("attention products"))
-    assert fullsize.saved_by_keys_and_values("flux", 0.5) == pytest.approx(flux * 0.5 * 4096 / 4608)
+def test_quick_asks_for_what_decides(lib):
+    options = lib.options.checked("about", ["--quick"])
+    chosen = lib.options.chosen_regimes(options)
+    assert chosen and all(regime.decides for regime in chosen)
+    points = lib.methods.points(chosen[0], lambda method, speed: None)
+    asked = {p.method for p in points if lib.options.wants(options, p)}
+    assert asked == {lib.methods.UNMERGED, *lib.methods.OURS, "fewer steps"}
+    only = lib.options.checked("about", ["--regime", "unet-sde-25", "--only", "Taylor"])
+    assert [regime.name for regime in lib.options.chosen_regimes(only)] == ["unet-sde-25"]
+    asked = {p.method for p in points if lib.options.wants(only, p)}
+    assert asked == {lib.methods.UNMERGED, lib.methods.OTHER_SEED, "TaylorSeer 1", "TaylorSeer 2"}

@@ -2,7 +2,7 @@
 
     python dev.py run tests/browser/build_workflows.py [NAME ...]
 
-Each graph is built in the real page and serialized by it. Thumbnails: `python dev.py bench pictures`.
+Each graph is built in the real page and serialized by it. Thumbnails: build_pictures.py.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ def main() -> None:
         page = browser.new_page(viewport={"width": 1600, "height": 1000})
         page.goto(url)
         page.wait_for_function(READY, timeout=120_000)
+        Canvas(page).use_vue(False)
         for table, folder in ((WORKFLOWS, ROOT / "workflows"), (DEMO, DEMO_PACK / "workflows")):
             for name, build in table.items():
                 if not chosen or name in chosen:

@@ -3,38 +3,13 @@
 
 from __future__ import annotations
 
-HOST = "https://huggingface.co/"
-MODELS = {
-    "sd_xl_base_1.0.safetensors": (
-        "checkpoints",
-        "stabilityai/stable-diffusion-xl-base-1.0/resolve/main/sd_xl_base_1.0.safetensors",
-    ),
-    "flux1-dev.safetensors": ("diffusion_models", "Comfy-Org/flux1-dev/resolve/main/flux1-dev.safetensors"),
-    "flux1-dev-kontext_fp8_scaled.safetensors": (
-        "diffusion_models",
-        "Comfy-Org/flux1-kontext-dev_ComfyUI/resolve/main/split_files/diffusion_models/"
-        "flux1-dev-kontext_fp8_scaled.safetensors",
-    ),
-    "clip_l.safetensors": (
-        "text_encoders",
-        "comfyanonymous/flux_text_encoders/resolve/main/clip_l.safetensors",
-    ),
-    "t5xxl_fp16.safetensors": (
-        "text_encoders",
-        "comfyanonymous/flux_text_encoders/resolve/main/t5xxl_fp16.safetensors",
-    ),
-    "t5xxl_fp8_e4m3fn_scaled.safetensors": (
-        "text_encoders",
-        "comfyanonymous/flux_text_encoders/resolve/main/t5xxl_fp8_e4m3fn_scaled.safetensors",
-    ),
-    "ae.safetensors": (
-        "vae",
-        "Comfy-Org/Lumina_Image_2.0_Repackaged/resolve/main/split_files/vae/ae.safetensors",
-    ),
-}
+from comfyui_toma.toma_core.settings import PRESETS
+from shipped_models import HOST, MODELS
+
 GREEN, RED = ("#232", "#353"), ("#322", "#533")
-LOAD, PROMPT, SAMPLE, RESULT, LOOK = 0, 380, 760, 1150, 1500
-ABOVE = -780
+# Columns. Below the ToMA node nothing stands: it shows the kept tokens there while it runs.
+LOAD, TEXT, TOMA, SAMPLE, RESULT = 0, 360, 740, 1120, 1480
+ROW = 640  # from one ToMA node to the next below
 
 
 def node(id: str, type: str, x: float, y: float, width: int = 320, height: int = 0, **more) -> dict:
@@ -51,31 +26,31 @@ def loader(id: str, type: str, x: float, y: float, /, **widgets) -> dict:
     return node(id, type, x, y, widgets=widgets, properties={"models": files})
 
 
-def note(text: str, x: float = -400, y: float = 0, height: int = 440) -> dict:
+def note(text: str, x: float = -400, y: float = 0, height: int = 380) -> dict:
     return node("note", "MarkdownNote", x, y, 360, height, widgets={"": text}, title="What to look at")
 
 
 def prompt(id: str, text: str, y: float, colour=GREEN, title: str = "Prompt") -> dict:
-    return node(id, "CLIPTextEncode", PROMPT, y, 340, 160, widgets={"text": text}, colour=colour, title=title)
+    return node(id, "CLIPTextEncode", TEXT, y, 340, 160, widgets={"text": text}, colour=colour, title=title)
 
 
-def preview(x: float = LOOK, y: float = 0) -> dict:
-    return node("preview", "ToMAPreview", x, y, 440, 660)
+def toma(id: str = "toma", y: float = 0, title: str | None = None, **widgets) -> dict:
+    return node(id, "ToMA", TOMA, y, 340, widgets=widgets, **({"title": title} if title else {}))
+
+
+def preview(x: float, y: float = 0, id: str = "preview", height: int = 640, **widgets) -> dict:
+    return node(id, "ToMAPreview", x, y, 420, height, widgets=widgets)
 
 
 LANDSCAPE = "evening sunset scenery blue sky nature, glass bottle with a galaxy in it"
 SDXL_START = [
     loader("load", "CheckpointLoaderSimple", LOAD, 0, ckpt_name="sd_xl_base_1.0.safetensors"),
-    prompt("positive", LANDSCAPE, 600),
-    prompt("negative", "text, watermark", 830, RED, "Negative prompt"),
-    node("size", "EmptyLatentImage", LOAD, 200, widgets={"width": 1024, "height": 1024}),
+    prompt("positive", LANDSCAPE, 0),
+    prompt("negative", "text, watermark", 220, RED, "Negative prompt"),
+    node("size", "EmptyLatentImage", LOAD, 170, widgets={"width": 1024, "height": 1024}),
 ]
 SDXL_LINKS = [("load", 1, "positive", "clip"), ("load", 1, "negative", "clip")]
-FLUX_LOADERS = [
-    loader("clip", "DualCLIPLoader", LOAD, 180,
-           clip_name1="clip_l.safetensors", clip_name2="t5xxl_fp16.safetensors", type="flux"),
-    loader("vae", "VAELoader", LOAD, 410, vae_name="ae.safetensors"),
-]  # fmt: skip
+SDXL_STEP = dict(steps=25, cfg=6, sampler_name="dpmpp_2m_sde", scheduler="karras")
 
 
 def sampler(id: str = "sample", x: float = SAMPLE, y: float = 0, **widgets) -> dict:
@@ -83,17 +58,17 @@ def sampler(id: str = "sample", x: float = SAMPLE, y: float = 0, **widgets) -> d
     return node(id, "KSampler", x, y, widgets={**fixed, "steps": 20, "cfg": 1, **widgets})
 
 
-def sampling(model: str, positive: str, negative: str, latent: str, id: str = "sample", slots=(0, 0, 0, 0)) -> list:
+def sampling(model: str, positive: str, negative: str, latent: str, id: str = "sample") -> list:
     names = ("model", "positive", "negative", "latent_image")
-    return [(a, slot, id, name) for a, slot, name in zip((model, positive, negative, latent), slots, names)]
+    return [(a, 0, id, name) for a, name in zip((model, positive, negative, latent), names)]
 
 
-def ending(latent: str = "sample", vae: tuple = ("load", 2), x: float = RESULT) -> tuple[list, list]:
+def ending(latent: str = "sample", vae: tuple = ("load", 2), x: float = RESULT, **looks) -> tuple[list, list]:
     """Decode, save and look at it."""
     nodes = [
         node("decode", "VAEDecode", x, 0),
-        node("save", "SaveImage", x, 120, 320, 400, widgets={"filename_prefix": "ToMA"}),
-        preview(x + 350),
+        node("save", "SaveImage", x, 110, 320, 400, widgets={"filename_prefix": "ToMA"}),
+        preview(x + 360, **looks),
     ]
     links = [
         (latent, 0, "decode", "samples"), (*vae, "decode", "vae"), ("decode", 0, "save", "images"),
@@ -106,51 +81,147 @@ def sdxl() -> tuple[list, list]:
     end = ending()
     text = """## SDXL with ToMA
 
-**ToMA** stands between the checkpoint and the sampler. It computes alike image tokens together.
+**ToMA** stands between the checkpoint and the sampler. Steps whose answer can be forecast are not run; where they can't (this sampler adds noise at every step), alike image tokens are computed together.
 
 What to look at
-- the strip on **ToMA**: at which steps tokens are chosen anew, and how many tokens each step computes
-- **ToMA Preview** after a run: move its step slider and switch its blocks
-- the console: one sentence on what was merged and how long a step took
+- the strip on **ToMA**: full, merged and forecast steps; move over a bar to read why
+- its last line after a run: how much faster it was, by work done and by the clock
+- **ToMA Preview**: move its step slider; its style **forecast error** shows where a forecast would have been wrong
 
-Try the presets **quality**, **balanced** and **fast** on the same seed. Bypass **ToMA** (Ctrl+B) for the unmerged picture."""
-    nodes = [
-        note(text), *SDXL_START, node("toma", "ToMA", PROMPT, 0, 340),
-        sampler(steps=25, cfg=7, sampler_name="euler", scheduler="normal"), *end[0],
-    ]  # fmt: skip
+Try the presets **quality**, **balanced** and **fast** on the same seed. Bypass **ToMA** (Ctrl+B) for the plain image."""
+    nodes = [note(text, height=440), *SDXL_START, toma(), sampler(**SDXL_STEP), *end[0]]
+    links = [*SDXL_LINKS, ("load", 0, "toma", "model"), *sampling("toma", "positive", "negative", "size"), *end[1]]
+    return nodes, links
+
+
+def flux_like(text: str, loaders: list, size: dict, step: dict, between: list = (), **looks) -> tuple[list, list]:
+    """A diffusion transformer with its loaders `load`, `clip` and `vae`, without a negative prompt. `between`: nodes from
+    the loader to ToMA, (type, widgets)."""
+    end = ending(vae=("vae", 0), **looks)
+    chain = [node(f"model{i}", kind, LOAD, 560 + 110 * i, widgets=widgets) for i, (kind, widgets) in enumerate(between)]
+    names = ["load", *(made["id"] for made in chain), "toma"]
+    nodes = [note(text), *loaders, *chain, size, prompt("positive", LANDSCAPE, 0), toma(**step.pop("toma", {})),
+             node("zero", "ConditioningZeroOut", TEXT, 330, 340), sampler(**step), *end[0]]  # fmt: skip
     links = [
-        *SDXL_LINKS,
-        ("load", 0, "toma", "model"),
-        *sampling("toma", "positive", "negative", "size"),
-        *end[1],
-    ]
+        *((a, 0, b, "model") for a, b in zip(names, names[1:])), ("clip", 0, "positive", "clip"),
+        ("positive", 0, "zero", "conditioning"), *end[1],
+    ]  # fmt: skip
     return nodes, links
 
 
 def flux() -> tuple[list, list]:
-    end = ending(vae=("vae", 0))
     text = """## Flux.1 dev with ToMA
 
-**ToMA** stands between the model loader and the sampler. At 1024 x 1024 Flux works on 4096 image tokens in every block; at most steps only the kept ones are computed.
+**ToMA** stands between the model loader and the sampler. About every other answer of Flux can be forecast from those before it: these steps cost nothing.
 
 What to look at
-- the strip on **ToMA**: orange steps choose the tokens, blue ones reuse them
-- **ToMA Preview**: switch between **double** and **single** blocks, and the style to **regions**
+- the strip on **ToMA**: before a run what the preset may do, while it runs what it does, after it what it did and why
+- the curve below the bars: how far off a forecast would have been at each step that was computed, against the tolerance
+- **ToMA Preview**: the style **forecast error**, step by step
 
-The larger the picture, the more is saved."""
-    nodes = [
-        note(text),
-        loader("load", "UNETLoader", LOAD, 0, unet_name="flux1-dev.safetensors"), *FLUX_LOADERS,
-        node("size", "EmptySD3LatentImage", LOAD, 540, widgets={"width": 1024, "height": 1024}),
-        node("toma", "ToMA", PROMPT, 0, 340),
-        prompt("positive", LANDSCAPE, 600),
-        node("guidance", "FluxGuidance", PROMPT, 830, 340, widgets={"guidance": 3.5}),
-        node("zero", "ConditioningZeroOut", PROMPT, 970, 340),
-        sampler(scheduler="simple"), *end[0],
+More **tolerance** is faster; 0 forecasts nothing."""
+    loaders = [
+        loader("load", "UNETLoader", LOAD, 0, unet_name="flux1-dev.safetensors"),
+        loader("clip", "DualCLIPLoader", LOAD, 130, clip_name1="clip_l.safetensors",
+               clip_name2="t5xxl_fp16.safetensors", type="flux"),
+        loader("vae", "VAELoader", LOAD, 310, vae_name="ae.safetensors"),
     ]  # fmt: skip
+    size = node("size", "EmptySD3LatentImage", LOAD, 420, widgets={"width": 1024, "height": 1024})
+    nodes, links = flux_like(text, loaders, size, dict(scheduler="simple"), style="forecast error")
+    nodes.append(node("guidance", "FluxGuidance", TEXT, 220, 340, widgets={"guidance": 3.5}))
+    return nodes, [
+        *links, ("positive", 0, "guidance", "conditioning"), *sampling("toma", "guidance", "zero", "size")
+    ]  # fmt: skip
+
+
+def z_image_turbo() -> tuple[list, list]:
+    text = """## Z-Image-Turbo with ToMA: eight steps
+
+In so few steps hardly any can be forecast. So tokens that are alike are computed together instead: merged steps.
+
+What to look at
+- the strip on **ToMA**: merged steps are as tall as the share that they compute
+- **ToMA Preview**: the dots are the tokens that were kept; the styles **regions** and **density** show what went with them
+
+The larger the image, the more is saved."""
+    loaders = [
+        loader("load", "UNETLoader", LOAD, 0, unet_name="z_image_turbo_bf16.safetensors"),
+        loader("clip", "CLIPLoader", LOAD, 130, clip_name="qwen_3_4b.safetensors", type="lumina2"),
+        loader("vae", "VAELoader", LOAD, 290, vae_name="ae.safetensors"),
+    ]
+    size = node("size", "EmptySD3LatentImage", LOAD, 400, widgets={"width": 1024, "height": 1024})
+    preset = "turbo" if "turbo" in PRESETS else "fast"
+    step = dict(steps=8, sampler_name="res_multistep", scheduler="simple", toma={"preset": preset})
+    between = [("ModelSamplingAuraFlow", {"shift": 3.0})]
+    nodes, links = flux_like(text, loaders, size, step, between)
+    return nodes, [*links, *sampling("toma", "positive", "zero", "size")]
+
+
+def with_negative(text: str, loaders: list, size: dict, words: tuple, step: dict, between: list) -> tuple[list, list]:
+    """A diffusion transformer with both prompts: nodes and links up to the sampler."""
+    chain = [node(f"model{i}", kind, LOAD, 600 + 110 * i, widgets=widgets) for i, (kind, widgets) in enumerate(between)]
+    names = ["load", *(made["id"] for made in chain), "toma"]
+    nodes = [note(text), *loaders, *chain, size, prompt("positive", words[0], 0),
+             prompt("negative", words[1], 220, RED, "Negative prompt"), toma(), sampler(**step)]  # fmt: skip
     links = [
-        ("load", 0, "toma", "model"), ("clip", 0, "positive", "clip"), ("positive", 0, "guidance", "conditioning"),
-        ("positive", 0, "zero", "conditioning"), *sampling("toma", "guidance", "zero", "size"), *end[1],
+        *((a, 0, b, "model") for a, b in zip(names, names[1:])), ("clip", 0, "positive", "clip"),
+        ("clip", 0, "negative", "clip"), *sampling("toma", "positive", "negative", "size"),
+    ]  # fmt: skip
+    return nodes, links
+
+
+def qwen_image() -> tuple[list, list]:
+    text = """## Qwen-Image with ToMA
+
+Two prompts, twenty steps, twenty billion weights: every step that is forecast saves both passes through the network.
+
+What to look at
+- the strip on **ToMA**: move over a bar to read why it was full, merged or forecast
+- **ToMA Preview**, style **forecast error**: fine print and edges light up first. If lettering suffers, use **quality**"""
+    loaders = [
+        loader("load", "UNETLoader", LOAD, 0, unet_name="qwen_image_fp8_e4m3fn.safetensors"),
+        loader("clip", "CLIPLoader", LOAD, 130, clip_name="qwen_2.5_vl_7b_fp8_scaled.safetensors", type="qwen_image"),
+        loader("vae", "VAELoader", LOAD, 290, vae_name="qwen_image_vae.safetensors"),
+    ]
+    size = node("size", "EmptySD3LatentImage", LOAD, 400, widgets={"width": 1328, "height": 1328})
+    step = dict(steps=20, cfg=2.5, scheduler="simple")
+    between = [("ModelSamplingAuraFlow", {"shift": 3.1})]
+    words = ('a bookshop window at night, a hand-painted sign says "ToMA"', "")
+    nodes, links = with_negative(text, loaders, size, words, step, between)
+    end = ending(vae=("vae", 0), style="forecast error")
+    return [*nodes, *end[0]], [*links, *end[1]]
+
+
+def wan_video() -> tuple[list, list]:
+    text = """## Wan video with ToMA
+
+Every step works on all frames at once, so a step that is forecast saves much.
+
+What to look at
+- the strip on **ToMA**
+- **ToMA Preview**, style **forecast error**: choose the frame with the second slider. What moves fast is forecast worst
+- **frame** 0 draws all frames: connect **overlay** to a **Create Video** to see them run"""
+    loaders = [
+        loader("load", "UNETLoader", LOAD, 0, unet_name="wan2.1_t2v_1.3B_fp16.safetensors"),
+        loader("clip", "CLIPLoader", LOAD, 130, clip_name="umt5_xxl_fp8_e4m3fn_scaled.safetensors", type="wan"),
+        loader("vae", "VAELoader", LOAD, 290, vae_name="wan_2.1_vae.safetensors"),
+    ]
+    size = node("size", "EmptyHunyuanLatentVideo", LOAD, 400, widgets={"width": 832, "height": 480, "length": 33})
+    step = dict(steps=30, cfg=6, sampler_name="uni_pc", scheduler="simple")
+    words = (
+        "a fox running through a snowy forest, tracking camera, daylight",
+        "blurred, static, subtitles, low quality",
+    )
+    nodes, links = with_negative(text, loaders, size, words, step, [("ModelSamplingSD3", {"shift": 8.0})])
+    nodes += [
+        node("decode", "VAEDecode", RESULT, 0),
+        node("video", "CreateVideo", RESULT, 110, widgets={"fps": 16}),
+        node("save", "SaveVideo", RESULT, 240, 320, 300, widgets={"filename_prefix": "video/ToMA"}),
+        preview(RESULT + 360, style="forecast error"),
+    ]
+    links += [
+        ("sample", 0, "decode", "samples"), ("vae", 0, "decode", "vae"), ("decode", 0, "video", "images"),
+        ("video", 0, "save", "video"), ("decode", 0, "preview", "images"), ("toma", 0, "preview", "model"),
     ]  # fmt: skip
     return nodes, links
 
@@ -159,29 +230,29 @@ def flux_kontext() -> tuple[list, list]:
     end = ending(vae=("vae", 0))
     text = """## Flux.1 Kontext with ToMA
 
-Kontext reads the picture to be edited as further tokens, so it has twice as many as plain Flux. ToMA merges the tokens of the new picture and leaves those of the reference as they are, so that the edit stays true to it.
+Kontext reads the image to be edited as further tokens, so every step costs twice as much as one of plain Flux: a forecast saves twice as much. Where steps are merged, only tokens of the new image are: the reference stays as it is.
 
 What to look at
-- **ToMA Preview**: the dots gather where the new picture has detail
+- the strip on **ToMA** and its last line
 - edits that must keep fine print or faces: use the preset **quality**"""
     nodes = [
         note(text),
         loader("load", "UNETLoader", LOAD, 0, unet_name="flux1-dev-kontext_fp8_scaled.safetensors"),
-        loader("clip", "DualCLIPLoader", LOAD, 180, clip_name1="clip_l.safetensors",
+        loader("clip", "DualCLIPLoader", LOAD, 130, clip_name1="clip_l.safetensors",
                clip_name2="t5xxl_fp8_e4m3fn_scaled.safetensors", type="flux"),
-        loader("vae", "VAELoader", LOAD, 410, vae_name="ae.safetensors"),
-        node("picture", "LoadImage", LOAD, 540, 320, 330, title="Picture to edit"),
-        node("scale", "FluxKontextImageScale", LOAD, 960),
-        node("encode", "VAEEncode", LOAD, 1060),
-        node("toma", "ToMA", PROMPT, 0, 340),
-        prompt("positive", "change the background to a sunlit forest, keep everything else", 600, title="Edit"),
-        node("reference", "ReferenceLatent", PROMPT, 830, 340),
-        node("guidance", "FluxGuidance", PROMPT, 960, 340, widgets={"guidance": 2.5}),
-        node("zero", "ConditioningZeroOut", PROMPT, 1090, 340),
+        loader("vae", "VAELoader", LOAD, 310, vae_name="ae.safetensors"),
+        node("image", "LoadImage", LOAD, 420, 320, 330, title="Image to edit"),
+        node("scale", "FluxKontextImageScale", TEXT, 560, 340),
+        node("encode", "VAEEncode", TEXT, 650, 340),
+        toma(),
+        prompt("positive", "change the background to a sunlit forest, keep everything else", 0, title="Edit"),
+        node("reference", "ReferenceLatent", TEXT, 220, 340),
+        node("guidance", "FluxGuidance", TEXT, 330, 340, widgets={"guidance": 2.5}),
+        node("zero", "ConditioningZeroOut", TEXT, 450, 340),
         sampler(scheduler="simple"), *end[0],
     ]  # fmt: skip
     links = [
-        ("load", 0, "toma", "model"), ("clip", 0, "positive", "clip"), ("picture", 0, "scale", "image"),
+        ("load", 0, "toma", "model"), ("clip", 0, "positive", "clip"), ("image", 0, "scale", "image"),
         ("scale", 0, "encode", "pixels"), ("vae", 0, "encode", "vae"),
         ("positive", 0, "reference", "conditioning"), ("encode", 0, "reference", "latent"),
         ("reference", 0, "guidance", "conditioning"), ("positive", 0, "zero", "conditioning"),
@@ -197,13 +268,13 @@ def sdxl_hires() -> tuple[list, list]:
 One **ToMA** serves both samplers. Most of the time goes into the second pass, where merging saves most: there are more tokens, and they are more alike.
 
 What to look at
-- the console: a sentence for each pass, with its seconds a step
-- **ToMA Preview** shows the second pass, the one whose picture it is given"""
+- the strip on **ToMA** shows the pass that ran last; the console has a line for each, with its s/step
+- **ToMA Preview** shows the second pass, the one whose image it is given"""
+    second = {**SDXL_STEP, "steps": 20, "denoise": 0.5}
     nodes = [
-        note(text), *SDXL_START, node("toma", "ToMA", PROMPT, 0, 340),
-        sampler(steps=25, cfg=7, scheduler="normal"),
-        node("upscale", "LatentUpscaleBy", SAMPLE, 640, widgets={"upscale_method": "bislerp", "scale_by": 1.5}),
-        sampler("refine", RESULT, 0, steps=20, cfg=7, scheduler="normal", denoise=0.5), *end[0],
+        note(text), *SDXL_START, toma(), sampler(**SDXL_STEP),
+        node("upscale", "LatentUpscaleBy", SAMPLE, 330, widgets={"upscale_method": "bislerp", "scale_by": 1.5}),
+        sampler("refine", RESULT, 0, **second), *end[0],
     ]  # fmt: skip
     links = [
         *SDXL_LINKS, ("load", 0, "toma", "model"), *sampling("toma", "positive", "negative", "size"),
@@ -212,67 +283,71 @@ What to look at
     return nodes, links
 
 
-def comparison(start: list, links: list, vae: tuple, step: dict, looks: float) -> tuple[list, list]:
-    """The same seed with and without merging, side by side. `start` has load, positive, negative and size."""
-    nodes = [
-        *start,
-        node("plain", "ToMA", PROMPT, ABOVE, 340, title="ToMA, ratio 0: only measures",
-             widgets={"preset": "custom", "ratio": 0}),
-        node("toma", "ToMA", PROMPT, 0, 340),
-        sampler("reference", SAMPLE, ABOVE, **step), sampler("sample", SAMPLE, 0, **step),
-        node("decode1", "VAEDecode", SAMPLE, ABOVE + 620), node("decode2", "VAEDecode", SAMPLE, 620),
-        node("compare", "ToMACompare", RESULT, ABOVE, 700, 560),
-        preview(RESULT, looks),
-    ]  # fmt: skip
-    links = [
-        *links, ("load", 0, "plain", "model"), ("load", 0, "toma", "model"),
-        *sampling("plain", "positive", "negative", "size", "reference"),
-        *sampling("toma", "positive", "negative", "size"),
-        ("reference", 0, "decode1", "samples"), ("sample", 0, "decode2", "samples"),
-        (*vae, "decode1", "vae"), (*vae, "decode2", "vae"),
-        ("decode1", 0, "compare", "reference"), ("decode2", 0, "compare", "image"),
-        ("plain", 0, "compare", "reference_model"), ("toma", 0, "compare", "image_model"),
-        ("decode2", 0, "preview", "images"), ("toma", 0, "preview", "model"),
-    ]  # fmt: skip
+PLAIN = {"preset": "custom", "ratio": 0, "tolerance": 0}
+
+
+def comparison(start: list, links: list, vae: tuple, step: dict, runs: dict[str, tuple]) -> tuple[list, list]:
+    """The same seed plain and with ToMA, one row a run. `start` has load, positive, negative and size; `runs`: title and
+    widgets of ToMA, widgets of the preview."""
+    rows = {"plain": ("ToMA, ratio 0 and tolerance 0: only measures", PLAIN, None), **runs}
+    nodes, links = list(start), list(links)
+    for i, (name, (title, widgets, looks)) in enumerate(rows.items()):
+        y = i * ROW
+        nodes += [toma(name, y, title, **widgets), sampler(f"sample {name}", y=y, **step),
+                  node(f"decode {name}", "VAEDecode", SAMPLE, y + 320)]  # fmt: skip
+        links += [("load", 0, name, "model"), *sampling(name, "positive", "negative", "size", f"sample {name}"),
+                  (f"sample {name}", 0, f"decode {name}", "samples"), (*vae, f"decode {name}", "vae")]  # fmt: skip
+        if looks is None:
+            continue
+        compare, look = f"compare {name}", f"look {name}"
+        nodes += [node(compare, "ToMACompare", RESULT, y, 520, title=f"{title}, compared" if title else None),
+                  preview(RESULT + 560, y, look, 580, **looks)]  # fmt: skip
+        links += [
+            ("decode plain", 0, compare, "reference"), (f"decode {name}", 0, compare, "image"),
+            ("plain", 0, compare, "reference_model"), (name, 0, compare, "image_model"),
+            (f"decode {name}", 0, look, "images"), (name, 0, look, "model"),
+        ]  # fmt: skip
     return nodes, links
 
 
 def compare() -> tuple[list, list]:
-    text = """## What does merging cost, what does it save?
+    text = """## What does it cost, what does it save?
 
-The same seed twice: above with a **ToMA** whose ratio is 0 (it changes nothing and only measures), below with the preset under test.
+The same seed twice: above with a **ToMA** whose ratio and tolerance are 0 (it changes nothing and only measures), below with the preset under test.
 
 What to look at
-- **ToMA Compare**: both pictures, their difference, and how much faster a step was
-- run twice: the first run also loads the model, so its seconds say little
+- **ToMA Compare**: drag the bar to wipe between both images, with the difference beside it, and how much faster a step was
+- run twice: the first run also loads the model, so its s/step says little
 - for a distance that sees content and not pixels, connect a **Load CLIP Vision** (DINOv2, DINOv3 or CLIP)"""
-    step = dict(steps=25, cfg=7, scheduler="normal")
-    nodes, links = comparison(SDXL_START, SDXL_LINKS, ("load", 2), step, -120)
-    return [note(text, -40, ABOVE), *nodes], links
+    nodes, links = comparison(SDXL_START, SDXL_LINKS, ("load", 2), SDXL_STEP, {"toma": (None, {}, {})})
+    return [note(text), *nodes], links
 
 
 def demo() -> tuple[list, list]:
     text = """## ToMA in a minute, on a CPU
 
-A small model that was trained for this pack's tests draws emoji: nothing is downloaded.
+A small model that was trained for this pack's tests draws emoji: nothing is downloaded. Three runs of one seed: plain, with forecast steps, with merged steps.
 
 What to look at
-- **ToMA** shows the kept tokens while it samples
-- **ToMA Compare**: the unmerged picture, the merged one and their difference
-- **ToMA Preview**: move the step slider, switch the blocks and the style
+- the strips on **ToMA** while they run and after
+- **ToMA Compare**: drag the bar to wipe between the plain image and the faster one
+- **ToMA Preview**: where forecasts were wrong, which tokens were kept; move the step slider
 
 Other captions: **frog on yellow**, **robot on teal**, **pizza on black**."""
     start = [
         node("load", "ToMADemoLoader", LOAD, 0, widgets={"name": "flux"}),
-        node("positive", "ToMADemoPrompt", LOAD, 180, widgets={"caption": "burger on teal"}, colour=GREEN),
-        node("negative", "ToMADemoPrompt", LOAD, 400, widgets={"caption": ""}, colour=RED, title="Empty prompt"),
-        node("size", "ToMADemoLatent", LOAD, 620),
+        node("positive", "ToMADemoPrompt", TEXT, 0, 340, widgets={"caption": "burger on teal"}, colour=GREEN),
+        node("negative", "ToMADemoPrompt", TEXT, 190, 340, widgets={"caption": ""}, colour=RED, title="Empty prompt"),
+        node("size", "ToMADemoLatent", LOAD, 190),
     ]
-    nodes, links = comparison(start, [], ("load", 1), dict(steps=12, cfg=1, scheduler="simple"), -120)
-    return [note(text, -40, ABOVE), *nodes], links
+    merged = {"preset": "custom", "ratio": 0.5, "tolerance": 0, "end_percent": 0.75, "tile_size": "8"}
+    runs = {"forecast": ("ToMA, forecast", {}, {"style": "forecast error"}), "merged": ("ToMA, merged", merged, {})}
+    nodes, links = comparison(start, [], ("load", 1), dict(steps=16, cfg=1, scheduler="simple"), runs)
+    return [note(text), *nodes], links
 
 
 WORKFLOWS = {
-    "sdxl": sdxl, "flux": flux, "flux-kontext": flux_kontext, "sdxl-hires": sdxl_hires, "compare": compare,
+    "sdxl": sdxl, "flux": flux, "z-image-turbo": z_image_turbo, "qwen-image": qwen_image, "wan-video": wan_video,
+    "flux-kontext": flux_kontext, "sdxl-hires": sdxl_hires, "compare": compare,
 }  # fmt: skip
 DEMO = {"toma-demo": demo}

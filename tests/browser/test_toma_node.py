@@ -1,4 +1,4 @@
-"""The ToMA node in the page: presets, the strip, its state, by mouse and keyboard."""
+"""The ToMA node in the page: presets, the plan on its strip, its state, by mouse and keyboard."""
 
 import itertools
 import json
@@ -7,41 +7,57 @@ LIVE = "ToMA.LivePicks"
 
 SETTINGS = (
     "ratio", "tile_size", "reselect_every", "reweight_every", "start_percent", "end_percent", "merge", "budget",
-    "skip_first_blocks", "carry_detail",
+    "skip_first_blocks", "tolerance",
 )  # fmt: skip
+PLAN = """async ([cases, steps, family, patience]) => {
+  const {planOf} = await import("/extensions/ComfyUI-ToMA/plan.js");
+  return cases.map((settings) => steps.map((n) => planOf(settings, n, family, patience)));
+}"""
+MERGE_ACTIONS = {"reselect", "reweight", "reuse"}
 
 
-def test_page_and_python_agree_on_the_schedule(page):
-    from comfyui_toma.toma_core.schedule import Schedule, as_json
+def page_plans(page, cases, steps, family="unet") -> list:
+    from comfyui_toma.toma_core.plan import PATIENCE
+
+    settings = [{name: as_widget(getattr(case, name)) for name in SETTINGS} for case in cases]
+    return page.evaluate(PLAN, [settings, list(steps), family, PATIENCE])
+
+
+def test_page_and_python_agree_on_the_reuse_schedule(page):
+    from comfyui_toma.toma_core.settings import Settings
 
     every, bounds = (1, 2, 3, 5, 10), ((0.0, 1.0), (0.1, 0.9), (0.35, 0.6), (0.5, 0.5), (0.0, 0.33))
-    schedules = [Schedule(a, b, *ends) for a, b, ends in itertools.product(every, every, bounds)]
-    expected = as_json(schedules, (1, 2, 4, 7, 20, 50))
-    got = page.evaluate(
-        """async (cases) => {
-          const {table} = await import("/extensions/ComfyUI-ToMA/schedule.js");
-          return cases.map((settings) => table(settings, settings.steps));
-        }""",
-        expected,
-    )
-    assert got == [case["table"] for case in expected]
-
-
-def test_page_and_python_agree_on_what_settings_ask_for(page):
-    from comfyui_toma.toma_core.settings import MergeWhere, Settings
-
     cases = [
-        Settings(reselect_every=a, reweight_every=b, merge=where, carry_detail=carry)
-        for a, b, where, carry in itertools.product((1, 3, 6), (1, 2, 3), MergeWhere, (True, False))
+        Settings(reselect_every=a, reweight_every=b, start_percent=start, end_percent=end)
+        for a, b, (start, end) in itertools.product(every, every, bounds)
     ]
-    got = page.evaluate(
-        """async (cases) => {
-          const {carries, scheduleOf, table} = await import("/extensions/ComfyUI-ToMA/schedule.js");
-          return cases.map((settings) => [carries(settings), table(scheduleOf(settings), 20)]);
-        }""",
-        [{name: as_widget(getattr(case, name)) for name in SETTINGS} for case in cases],
-    )
-    assert got == [[case.carries, [a.value for a in case.schedule.table(20)]] for case in cases]
+    steps = (1, 2, 4, 7, 20, 50)
+    for case, plans in zip(cases, page_plans(page, cases, steps)):
+        for n, plan in zip(steps, plans):
+            actions = [step["why"] if step["why"] in MERGE_ACTIONS else "leave" for step in plan]
+            assert actions == [action.value for action in case.schedule.table(n)]
+            assert [step["kind"] == "merged" for step in plan] == [case.schedule.active(i, n) for i in range(n)]
+
+
+def test_what_the_page_says_is_certain_is_so_whatever_the_run_finds(page):
+    """The error budget with forecasts that are always right, and always wrong: no step is of a kind that the page had
+    ruled out."""
+    from comfyui_toma.toma_core.plan import moment_at
+    from comfyui_toma.toma_core.settings import Settings
+
+    cases = [Settings(tolerance=0.03, ratio=r, end_percent=e) for r, e in ((0.5, 1.0), (0.5, 0.5), (0.0, 1.0))]
+    steps = (1, 2, 3, 8, 20)
+    for case, plans in zip(cases, page_plans(page, cases, steps)):
+        for (n, plan), error in itertools.product(zip(steps, plans), (0.0, 0.01, 100.0)):
+            sigmas, budget, places = [1 - i / n for i in range(n + 1)], case.plan(), []
+            for step in range(n):
+                moment = moment_at(sigmas[step], sigmas, True)
+                kind = budget.next(moment, places).kind.value
+                told = plan[step]
+                assert kind in [told["kind"], *told.get("or", [])], (n, step, told)
+                if kind != "forecast":
+                    budget.learn(error)
+                    places = [*places, moment.place][-2:]
 
 
 def as_widget(value):
@@ -59,8 +75,12 @@ def preset_values(name: str, family: str) -> dict:
     return {**values, "tile_size": str(values["tile_size"])}
 
 
-def actions(canvas, node) -> list[str]:
-    return canvas.element(node, "schedule").get_attribute("data-actions").split()
+def kinds(canvas, node) -> list[str]:
+    return strip(canvas, node).get_attribute("data-kinds").split()
+
+
+def strip(canvas, node):
+    return canvas.element(node, "schedule").query_selector(".toma-inner")
 
 
 def choose_preset(canvas, node, renderer, name) -> None:
@@ -84,17 +104,18 @@ def test_widgets_follow_the_preset_and_touching_one_makes_it_custom(canvas, rend
     node, page = small_graph["toma"], canvas.page
     canvas.frame(node)
     assert canvas.widget(node, "preset") == "balanced"
-    assert shown(canvas, node) == preset_values("balanced", "flux")
+    assert shown(canvas, node) == preset_values("balanced", "dit")
     for name in ("fast", "paper", "quality"):
         choose_preset(canvas, node, renderer, name)
         assert canvas.widget(node, "preset") == name
-        assert shown(canvas, node) == preset_values(name, "flux")
-    before, heights = actions(canvas, node), bar_heights(canvas, node)
+        assert shown(canvas, node) == preset_values(name, "dit")
+    choose_preset(canvas, node, renderer, "paper")
+    before, heights = kinds(canvas, node), bar_heights(canvas, node)
     drag_ratio(canvas, node, renderer)
     page.wait_for_timeout(400)
     assert canvas.widget(node, "preset") == "custom"
-    assert canvas.widget(node, "ratio") != preset_values("quality", "flux")["ratio"]
-    assert actions(canvas, node) == before, "the ratio does not change what the steps do"
+    assert canvas.widget(node, "ratio") != preset_values("paper", "dit")["ratio"]
+    assert kinds(canvas, node) == before, "the ratio does not change what the steps do"
     assert bar_heights(canvas, node) != heights, "but how much they compute"
     canvas.screenshot(f"toma-custom-{renderer}", node)
 
@@ -123,36 +144,55 @@ def drag_ratio(canvas, node, renderer) -> None:
 
 
 def test_strip_follows_the_widgets_and_the_sampler(canvas, renderer, small_graph):
-    from comfyui_toma.toma_core.schedule import Schedule
+    from comfyui_toma.toma_core.plan import ReuseSchedule
 
     node = small_graph["toma"]
-    canvas.set_widget(node, "merge", "each layer")
-    canvas.set_widget(node, "reselect_every", 6)
-    canvas.set_widget(node, "reweight_every", 2)
-    canvas.set_widget(node, "end_percent", 0.75)
-    assert actions(canvas, node) == [action.value for action in Schedule(6, 2, 0, 0.75).table(12)]
-    canvas.set_widget(small_graph["sample"], "steps", 30)
-    canvas.page.wait_for_timeout(600)
-    assert actions(canvas, node) == [action.value for action in Schedule(6, 2, 0, 0.75).table(30)]
+    for name, value in (("merge", "each layer"), ("reselect_every", 6), ("end_percent", 0.75), ("tolerance", 0.0)):
+        canvas.set_widget(node, name, value)
+    schedule = ReuseSchedule(6, 1, 0, 0.75)
+    for steps in (12, 30):
+        canvas.set_widget(small_graph["sample"], "steps", steps)
+        canvas.page.wait_for_timeout(600)
+        assert kinds(canvas, node) == ["merged" if schedule.active(i, steps) else "full" for i in range(steps)]
     assert "30 steps of KSampler" in canvas.element(node, "schedule").inner_text()
     canvas.frame(node)
-    canvas.screenshot(f"toma-four-actions-{renderer}", node)
+    canvas.screenshot(f"toma-schedule-{renderer}", node)
 
 
-def test_strip_by_keyboard_says_what_each_step_does(canvas, renderer, small_graph):
+def test_strip_by_keyboard_says_what_each_step_will_be(canvas, renderer, small_graph):
     node, page = small_graph["toma"], canvas.page
     canvas.frame(node)
-    strip = canvas.element(node, "schedule")
-    strip.query_selector(".toma-bars").focus()
+    whole = canvas.element(node, "schedule")
+    assert strip(canvas, node).get_attribute("data-state") == "plan"
+    assert "forecast up to here, if the run allows it" in whole.inner_text()
+    for word in ("full 3 or more", "merged up to", "forecast up to 9"):
+        assert word in whole.inner_text()
+    whole.query_selector(".toma-bars").focus()
     page.keyboard.press("ArrowRight")
-    assert "step 1 of 12: chosen, full step" in strip.inner_text()
-    page.keyboard.press("ArrowRight")
-    assert "step 2 of 12: reused" in strip.inner_text()
+    assert "step 1 of 12 · full: how wrong a forecast would be is not known yet" in whole.inner_text()
+    for _ in range(2):
+        page.keyboard.press("ArrowRight")
+    assert "step 3 of 12 · forecast if the run allows it, else full" in whole.inner_text()
     page.keyboard.press("End")
-    assert "step 12 of 12" in strip.inner_text()
+    assert "step 12 of 12 · full: the last step" in whole.inner_text()
     page.keyboard.press("Escape")
-    assert "12 steps of KSampler" in strip.inner_text()
+    assert "12 steps of KSampler" in whole.inner_text()
     assert page.evaluate("() => app.graph.nodes.length") == 5, "keys did not reach the canvas"
+
+
+def test_node_is_as_tall_as_what_it_shows(canvas, renderer, small_graph):
+    node, page = small_graph["toma"], canvas.page
+    canvas.frame(node)
+    for grow in (0, 300):
+        canvas.resize(node, grow)
+        page.wait_for_timeout(900)
+        outer, inner = canvas.box(node), strip(canvas, node).bounding_box()
+        below = outer["y"] + outer["height"] - inner["y"] - inner["height"]
+        assert 0 <= below < 80, f"{below} empty pixels below the strip"  # Vue: a badge and a row of its own
+    hidden = page.evaluate(
+        "(id) => app.graph.getNodeById(id).widgets.find((w) => w.name === 'carry_detail').hidden", node
+    )
+    assert hidden, "the dead widget is out of sight"
 
 
 def test_values_are_kept_in_the_workflow_file(canvas, renderer, small_graph):
@@ -162,7 +202,7 @@ def test_values_are_kept_in_the_workflow_file(canvas, renderer, small_graph):
     before = {"preset": canvas.widget(node, "preset"), **shown(canvas, node)}
     saved = json.loads(page.evaluate("() => JSON.stringify(app.graph.serialize())"))
     stored = next(n for n in saved["nodes"] if n["type"] == "ToMA")["widgets_values"]
-    assert stored[:2] == ["custom", 0.65] and len(stored) == 11, "the strip itself is not stored"
+    assert stored[:2] == ["custom", 0.65] and len(stored) == 12, "the strip itself is not stored"
     page.evaluate("(graph) => app.loadGraphData(graph)", saved)
     page.wait_for_timeout(700)
     again = page.evaluate("() => app.graph.nodes.find((n) => n.type === 'ToMA').id")
@@ -175,7 +215,7 @@ def test_paper_shows_the_values_of_the_connected_family(canvas, small_graph):
     node = small_graph["toma"]
     canvas.set_widget(node, "preset", "paper")
     canvas.page.wait_for_timeout(300)
-    assert shown(canvas, node) == preset_values("paper", "flux")
+    assert shown(canvas, node) == preset_values("paper", "dit")
     canvas.set_widget(small_graph["load"], "name", "sdxl-like unet")
     canvas.page.wait_for_timeout(600)
     assert shown(canvas, node) == preset_values("paper", "unet")
@@ -217,12 +257,14 @@ def test_setting_turns_the_live_picks_off(canvas, small_graph, demo_weights):
           app.graph.getNodeById(sample).connect(0, decode, 0);
           app.graph.getNodeById(load).connect(1, decode, 1);
           decode.connect(0, show, 0);
-          app.graph.getNodeById(sample).widgets.find((w) => w.name === "steps").value = 2;
+          app.graph.getNodeById(sample).widgets.find((w) => w.name === "steps").value = 3;
           window.tomaSeen = 0;
           app.api.addEventListener("toma.picks", () => window.tomaSeen++);
         }""",
         [small_graph["sample"], small_graph["load"]],
     )
+    canvas.set_widget(small_graph["toma"], "tolerance", 0.0)
+    canvas.set_widget(small_graph["toma"], "end_percent", 1.0)
     counts = []
     for on in (False, True):
         page.evaluate("([id, on]) => app.extensionManager.setting.set(id, on)", [LIVE, on])
@@ -241,7 +283,7 @@ def test_help_opens_with_its_picture(canvas, small_graph):
     picture = page.locator('img[src*="docs/ToMA/picture.jpg"]').first
     picture.wait_for(timeout=15_000)
     page.wait_for_function("(img) => img.complete && img.naturalWidth > 0", arg=picture.element_handle())
-    assert page.get_by_text("Each bar is a step of the connected sampler").first.is_visible()
+    assert page.get_by_text("Each column is a step of the connected sampler").first.is_visible()
     canvas.screenshot("help")
     page.get_by_test_id("info-button").click()
     page.wait_for_timeout(300)

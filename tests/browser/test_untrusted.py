@@ -11,32 +11,33 @@ EVIL = '<img src="x" onerror="window.tomaHarmed = true"><b class="evil">'
 HARM = "() => window.tomaHarmed || document.querySelectorAll('.evil, img[src=\"x\"]').length"
 WIDGETS = (
     "preset", "ratio", "tile_size", "reselect_every", "reweight_every", "start_percent", "end_percent", "merge",
-    "budget", "skip_first_blocks", "carry_detail",
+    "budget", "skip_first_blocks", "carry_detail", "tolerance",
 )  # fmt: skip
-SAVED = ["custom", 0.5, "8", 2, 2, 0.0, 1.0, "whole block", "equal", 0, True]
+SAVED = ["custom", 0.5, "8", 2, 2, 0.0, 1.0, "whole block", "equal", 0, True, 0.03]
 LOADER, PROMPT, LATENT, TOMA, SAMPLER, SAVER = 1, 2, 3, 100, 200, 300
 STEPS = 2
 
 # What a ToMA node of a workflow file may hold.
 CASES: dict[str, object] = {
     "as saved": SAVED,
-    "before carry_detail": SAVED[:-1],
+    "before tolerance": SAVED[:-1],
+    "before carry_detail": SAVED[:-2],
     "an early version": SAVED[:3],
     "nothing": [],
     "null": None,
     "a later version": [*SAVED, "new", 5, {"a": 1}],
     "by name": {"preset": "fast", "ratio": 0.25, "from_a_later_version": 1},
-    "unknown preset": ["turbo", *SAVED[1:]],
+    "unknown preset": ["warp", *SAVED[1:]],
     "preset of another kind": [7, *SAVED[1:]],
     "preset called constructor": ["constructor", *SAVED[1:]],
     "one value too many in front": ["custom", *SAVED],
     "one value missing in front": SAVED[1:],
     "numbers as text": ["custom", "0.5", 8, "2", "2", "0", "1", *SAVED[7:]],
-    "text for numbers": ["custom", *[EVIL] * 10],
-    "nulls": ["custom", *[None] * 10],
-    "objects": ["custom", *[{"a": 1}] * 5, [], [1], {}, [[]], {}],
-    "huge": ["custom", 1e308, "8", 10**15, 10**15, -1e308, 1e308, *SAVED[7:9], 10**15, True],
-    "negative": ["custom", -0.5, "-8", -2, 0, -1, -1, *SAVED[7:9], -7, True],
+    "text for numbers": ["custom", *[EVIL] * 11],
+    "nulls": ["custom", *[None] * 11],
+    "objects": ["custom", *[{"a": 1}] * 5, [], [1], {}, [[]], {}, {}],
+    "huge": ["custom", 1e308, "8", 10**15, 10**15, -1e308, 1e308, *SAVED[7:9], 10**15, True, 1e308],
+    "negative": ["custom", -0.5, "-8", -2, 0, -1, -1, *SAVED[7:9], -7, True, -1],
 }
 DAMAGED_STEPS = {"huge": 10**12, "unknown preset": 2.5, "nulls": "many", "objects": {"a": 1}}
 
@@ -114,7 +115,8 @@ def test_damaged_values_end_in_a_message_or_a_result(canvas, renderer, server, d
             ran[name] = prompt[str(TOMA + i)]["inputs"]
         except PromptError as error:
             refused[name] = told(error, str(TOMA + i))
-    assert {"as saved", "before carry_detail", "an early version", "nothing", "a later version"} <= set(ran)
+    old = {"before tolerance", "before carry_detail", "an early version"}
+    assert {"as saved", "nothing", "a later version"} | old <= set(ran)
     assert {"unknown preset", "text for numbers", "nulls", "objects", "huge", "negative"} <= set(refused)
     assert "preset" in refused["unknown preset"] and "ratio" in refused["text for numbers"]
     figure("damaged workflow files", f"{len(CASES)}: {len(ran)} run, {len(refused)} refused by the input's name")
@@ -133,15 +135,24 @@ def told(error: PromptError, number: str) -> str:
     return " ".join(names)
 
 
+ROWS = [[0, "full", EVIL, 1.5, 1], [1, "merged", EVIL, None, 0.5], [9e9, EVIL, EVIL, EVIL, EVIL], EVIL, None, [{}]]
+RUN = {"run": EVIL, "over": True, "steps": 2, "evaluations": ROWS, "summary": EVIL, "notes": [EVIL, {}], "settings": {}}
 PICKS = {
-    "steps": 2, "actions": ["RESELECT", "REUSE"], "groups": [EVIL, "single"], "message": EVIL,
+    "steps": 2, "evaluations": ROWS, "frames": 1, "groups": [EVIL, "single"], "message": EVIL, "reason": EVIL,
+    "errors": [{"step": 1, "size": [1, 1, 2], "most": EVIL, "error": ["AAA="]}],
     "picks": [{"step": 0, "group": EVIL, "grid": [1, 2], "kept": ["AAAAAA=="], "assignment": ["AAAAAAAAAAA="]}],
 }  # fmt: skip
-SHOW = """([toma, preview, compare, evil]) => {
+SHOW = """([toma, preview, compare, evil, run]) => {
   const pick = {node: String(toma), step: evil, group: evil, grid: [8, 8], kept: [1, 5]};
   app.api.dispatchEvent(new CustomEvent("toma.picks", {detail: pick}));
   app.api.dispatchEvent(new CustomEvent("toma.picks", {detail: {...pick, node: evil}}));
-  app.graph.getNodeById(compare).onExecuted({toma_summary: [evil]});
+  app.graph.getNodeById(compare).onExecuted({toma_summary: [evil], toma_wipe: [
+    {reference: [{filename: "evil.png"}], image: [{filename: "evil.png"}], most: evil, numbers: [evil]}]});
+  for (const told of [null, 7, {}, {...run, evaluations: evil}, {...run, steps: -5}, {...run, steps: 1e308}])
+    app.api.dispatchEvent(new CustomEvent("toma.run", {detail: told && {...told, node: String(toma)}}));
+  const settings = Object.fromEntries(app.graph.getNodeById(toma).widgets.map((w) => [w.name, w.value]));
+  const last = {...run, run: "last" + evil, node: String(toma), settings};
+  app.api.dispatchEvent(new CustomEvent("toma.run", {detail: last}));
   const output = {images: [{filename: "evil.png"}], picks: {filename: "evil.json"}};
   app.graph.getNodeById(preview).onExecuted({toma: [output]});
 }"""
@@ -168,9 +179,9 @@ def evil_files(canvas):
 
 def test_markup_of_a_workflow_stays_text(canvas, renderer, evil_files, figure):
     page, preview, compare = canvas.page, 50, 51
-    saved = workflow({"evil": [EVIL] * 11}, {}, title=EVIL)
+    saved = workflow({"evil": [EVIL] * 12}, {}, title=EVIL)
     saved["nodes"] += [
-        node(preview, "ToMAPreview", [], [], [0, EVIL, EVIL], EVIL),
+        node(preview, "ToMAPreview", [], [], [0, EVIL, EVIL, EVIL], EVIL),
         node(compare, "ToMACompare", [], [], [], EVIL),
     ]
     load(canvas, saved)
@@ -178,10 +189,10 @@ def test_markup_of_a_workflow_stays_text(canvas, renderer, evil_files, figure):
         canvas.frame(TOMA, 0.8)
         if canvas.element(TOMA, "schedule").evaluate("(root) => root.clientWidth"):
             break
-    page.evaluate(SHOW, [TOMA, preview, compare, EVIL])
+    page.wait_for_function(SHOWS, arg=[TOMA, "schedule", f"steps of {EVIL}"], timeout=20_000)
+    page.evaluate(SHOW, [TOMA, preview, compare, EVIL, RUN])
     for number, name, text in (
-        (TOMA, "schedule", f"steps of {EVIL}"),
-        (TOMA, "schedule", f" · {EVIL} · "),
+        (TOMA, "schedule", EVIL),
         (preview, "picks", EVIL),
         (compare, "summary", EVIL),
     ):
@@ -195,6 +206,18 @@ def test_markup_of_a_workflow_stays_text(canvas, renderer, evil_files, figure):
     assert not page.evaluate(HARM)
     canvas.build([], [])
     figure("markup in workflows", "titles, widgets, picks and reports are shown as text")
+
+
+def test_a_run_saved_in_a_workflow_is_taken_as_data(canvas, renderer):
+    """Whatever the property holds, the strip is drawn."""
+    for kept in (RUN, {**RUN, "evaluations": [ROWS] * 9999}, {"run": {}}, [], 7, EVIL, {**RUN, "steps": 1e99}):
+        saved = workflow({"evil": SAVED}, {})
+        next(n for n in saved["nodes"] if n["type"] == "ToMA")["properties"] = {"toma_run": kept}
+        load(canvas, saved)
+        bars = canvas.element(TOMA, "schedule").evaluate("(r) => r.querySelectorAll('.toma-bar').length")
+        assert 0 < bars <= 400
+        assert not canvas.page.evaluate(HARM)
+    canvas.build([], [])
 
 
 def test_no_way_to_make_elements_from_text():

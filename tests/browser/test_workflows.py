@@ -29,7 +29,9 @@ def values_kept(nodes: list[dict]) -> list:
 
 
 def test_what_is_shipped():
-    assert {"sdxl", "flux", "flux-kontext", "sdxl-hires", "compare"} <= set(NAMES)
+    assert {
+        "sdxl", "flux", "z-image-turbo", "qwen-image", "wan-video", "flux-kontext", "sdxl-hires", "compare"
+    } <= set(NAMES)  # fmt: skip
     for _, path in SHIPPED:
         text = path.read_text(encoding="utf-8")
         assert "Note" in text and str(ROOT) not in text
@@ -42,6 +44,20 @@ def test_what_is_shipped():
 def test_loads_by_drop(canvas, renderer, path):
     canvas.drop(path)
     same_graph(canvas, path)
+
+
+@pytest.mark.parametrize("path", [path for _, path in SHIPPED], ids=NAMES)
+def test_nodes_are_saved_as_tall_as_what_they_show(canvas, path):
+    canvas.use_vue(False)
+    canvas.page.evaluate("(saved) => app.loadGraphData(saved)", json.loads(path.read_text(encoding="utf-8")))
+    canvas.page.wait_for_timeout(800)
+    canvas.close_dialogs()
+    saved = {
+        n["id"]: n["size"][1] for n in json.loads(path.read_text(encoding="utf-8"))["nodes"] if n["type"] == "ToMA"
+    }
+    for number, height in saved.items():
+        now = canvas.page.evaluate("(id) => app.graph.getNodeById(id).size[1]", number)
+        assert abs(now - height) <= 20, "a line of the caption more or less"
 
 
 def load_template(canvas, pack: str, name: str) -> None:

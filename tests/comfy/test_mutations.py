@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import builders
 import pytest
 import test_by_hand
-import test_detail
+import test_forecasts
 import test_runs
 import torch
 
@@ -13,194 +16,268 @@ def picks_of_one_prompt_for_the_other(patch):
     from comfyui_toma.toma_core.patcher.run import Run
 
     keys = Run._keys
-    patch.setattr(Run, "_keys", lambda self, x, sigma, options: [k[1:] for k in keys(self, x, sigma, options)])
+    patch.setattr(Run, "_keys", lambda self, x, options: [key[1:] for key in keys(self, x, options)])
 
 
-def picks_of_the_first_picture_for_all(patch):
-    from comfyui_toma.toma_core.patcher.call import Call
+def picks_of_the_first_image_for_all(patch):
+    from comfyui_toma.toma_core.evaluation import Evaluation
 
-    choose = Call._choose
-    patch.setattr(Call, "_choose", lambda self, place, x, grid: choose(self, place, x[:1].expand_as(x), grid))
+    choose = Evaluation.choose
+    patch.setattr(Evaluation, "choose", lambda self, place, x, grid: choose(self, place, x[:1].expand_as(x), grid))
 
 
 def chunks_in_the_wrong_order(patch):
-    from comfyui_toma.toma_core.patcher.detail import Kept
+    from comfyui_toma.toma_core.chunks import Kept
 
     gather = Kept.gather.__func__
     patch.setattr(Kept, "gather", classmethod(lambda cls, parts: gather(cls, parts[::-1])))
 
 
 def stale_pick_after_a_change_of_grid(patch):
-    from comfyui_toma.toma_core.patcher.call import Place
+    from comfyui_toma.toma_core.evaluation import Place
 
     patch.setattr(Place, "merge_name", lambda self, grid: self.share)
 
 
-def run_kept_for_the_next(patch):
-    """The run's state outlives it."""
+def kept_outlives_the_run(patch):
     from comfyui_toma.toma_core.patcher.run import Run
 
-    init, kept = Run.__init__, {}
+    init = Run.__init__
+
+    class Lasting(dict):
+        def clear(self) -> None:
+            pass
+
+    kept = Lasting()
 
     def shared(self, *args, **kwargs):
         init(self, *args, **kwargs)
         self.kept = kept
 
-    patch.setattr(Run, "__init__", shared)
-    keys = Run._keys
-    patch.setattr(Run, "_keys", lambda self, x, sigma, options: [k[1:] for k in keys(self, x, sigma, options)])
-    patch.setattr(Run, "end", _end_without_clearing(Run.end))
+    keys, keep = Run._keys, Run._keep
 
-
-def _end_without_clearing(end):
-    def kept_on(self, *args):
-        kept, self.kept = self.kept, {}
-        report = end(self, *args)
+    def lasting(self, *args):
+        keep(self, *args)
+        kept.update(self.kept)
         self.kept = kept
-        return report
 
-    return kept_on
-
-
-def rope_rows_not_gathered(patch):
-    from comfyui_toma.toma_core.patcher import flux
-
-    patch.setattr(flux, "_take_pe", lambda pe, rows: pe[:, :, : rows.shape[1]])
+    patch.setattr(Run, "__init__", shared)
+    patch.setattr(Run, "_keep", lasting)
+    patch.setattr(Run, "_keys", lambda self, x, options: [key[1:] for key in keys(self, x, options)])
 
 
-def residual_lost_by_addition_in_place(patch):
-    from comfyui_toma.toma_core.patcher.call import Call
+def history_of_another_run(patch):
+    from comfyui_toma.toma_core.patcher.run import Run
 
-    merged = Call._merged
+    init, histories = Run.__init__, []
 
-    def overwritten(self, place, x, tokens, grid, merge, run_block):
-        def in_place(given, m):
-            out = run_block(given.clone(), m)
-            return given.copy_(out) if m is not None else out
+    def shared(self, *args, **kwargs):
+        init(self, *args, **kwargs)
+        histories.append(self.forecast)
+        self.forecast = histories[0]
 
-        return merged(self, place, x, tokens, grid, merge, in_place)
+    patch.setattr(Run, "__init__", shared)
+    patch.setattr(type(_forecast()), "forget", lambda self: None)
 
-    patch.setattr(Call, "_merged", overwritten)
+
+def _forecast():
+    from comfyui_toma.toma_core.forecast import Forecast
+
+    return Forecast()
+
+
+def breaks_are_crossed(patch):
+    from comfyui_toma.toma_core.patcher.run import Run
+
+    patch.setattr(Run, "_breaks", lambda self, *args: False)
+
+
+def phases_are_not_seen(patch):
+    from comfyui_toma.toma_core.patcher import run
+
+    patch.setattr(run, "phase_of", lambda conds, sigma: ())
+
+
+def history_of_another_size(patch):
+    from comfyui_toma.toma_core.patcher.run import Run
+
+    breaks = Run._breaks
+    patch.setattr(
+        Run, "_breaks", lambda self, guider, x, *rest: breaks(self, guider, torch.empty(0, dtype=x.dtype), *rest)
+    )
+
+
+def answers_of_other_nodes_are_history(patch):
+    from comfyui_toma.toma_core.patcher.run import Run
+
+    def network(self, executor, *args, **kwargs):
+        self.inner_calls += 1
+        return executor(*args, **kwargs)
+
+    patch.setattr(Run, "network", network)
+    patch.setattr(Run, "inner_calls", property(lambda self: self.calls, lambda self, value: None), raising=False)
+
+
+def own_noise_lost(patch):
+    """The velocity of the destination for all its tokens, in the place of clean estimates."""
+    from comfyui_toma.toma_core.patcher.run import Run
+
+    patch.setattr(Run, "_unmerged", lambda self, evaluation, out: out)
+
+
+def last_clean_estimate_forgotten(patch):
+    """U x0_kept alone."""
+    from comfyui_toma.toma_core.patcher import run
+
+    patch.setattr(run, "unmerged", lambda clean, last, merge: merge.unmerge(merge.take(clean)))
+
+
+def kept_tokens_without_the_controlnets_part(patch):
+    from comfyui_toma.toma_core.patcher.families.dit import DiTFamily
+
+    patch.setattr(DiTFamily, "shorter_inputs", lambda self, evaluation, options, control: (options, None))
+
+
+def controlnet_of_the_first_tokens(patch):
+    from comfyui_toma.toma_core.patcher.families.dit import DiTFamily
+
+    shorter = DiTFamily.shorter_inputs
+
+    def first(self, evaluation, options, control):
+        options, short = shorter(self, evaluation, options, control)
+        if control is None:
+            return options, None
+        keep = next(iter(evaluation.kept.merges.values())).kept.shape[1]
+        return options, {k: [a if a is None else a[:, :keep] for a in adds] for k, adds in control.items()}
+
+    patch.setattr(DiTFamily, "shorter_inputs", first)
+
+
+def grade_of_the_wrong_step(patch):
+    """As if the grade were that of the evaluation that is asked now."""
+    from comfyui_toma.toma_core.patcher.run import Run
+
+    read = Run._read
+
+    def late(self, timestep):
+        grade, self.grade = self.grade, getattr(self, "before", None)
+        self.before = grade
+        return read(self, timestep)
+
+    patch.setattr(Run, "_read", late)
+
+
+def graded_after_it_was_taken_in(patch):
+    from comfyui_toma.toma_core.forecast import Forecast
+
+    observe = Forecast.observe
+
+    def blind(self, place, answer):
+        had = bool(self.anchors)
+        observe(self, place, answer)
+        return torch.linalg.vector_norm(self.at(place) - answer) if had else None
+
+    patch.setattr(Forecast, "observe", blind)
+
+
+def positions_not_taken(patch):
+    """The first rows of RoPE instead of those of the destinations."""
+    from comfyui_toma.toma_core.patcher.families import dit
+
+    place = dit if hasattr(dit, "_take") else __import__("importlib").import_module(f"{dit.__package__}.rows")
+    name = "_take" if hasattr(place, "_take") else "take"
+
+    def first_rows(value, rows, dim):
+        value = value.expand(len(rows), *value.shape[1:])
+        return value.narrow(dim, 0, rows.shape[1])
+
+    patch.setattr(place, name, first_rows)
 
 
 def residual_unmerged_whole(patch):
-    """U block(M x) instead of x + U (block(M x) - M x)."""
+    """U row(M x) instead of x + U (row(M x) - M x)."""
     from comfyui_toma.toma_core.merge import Merge
 
     patch.setattr(Merge, "residual", lambda self, x, change: self.unmerge(self.merge(x) + change))
 
 
-def detail_counted_twice(patch):
-    """What was expected comes with the change of the kept tokens once more."""
-    from comfyui_toma.toma_core.patcher.call import Call
+def what_was_picked_does_not_rest(patch):
+    from comfyui_toma.toma_core.evaluation import Evaluation
 
-    counted = Call._counted
+    choose = Evaluation.choose
 
-    def forgetful(self, place, detail, change, expected):
-        return counted(self, place, detail, change, None if expected is None else expected * 0)
+    def restless(self, place, features, grid):
+        last, self.last = self.last, None
+        try:
+            return choose(self, place, features, grid)
+        finally:
+            self.last = last
 
-    patch.setattr(Call, "_counted", forgetful)
-
-
-def drift_forgotten(patch):
-    from comfyui_toma.toma_core.patcher.detail import Detail
-
-    patch.setattr(Detail, "expected", lambda self, at: self.added)
+    patch.setattr(Evaluation, "choose", restless)
 
 
-def always_steady(patch):
-    from comfyui_toma.toma_core.patcher import detail
-
-    patch.setattr(detail, "steadiness", lambda expected, real: torch.ones_like(real[:, :1, :1]))
-
-
-def cells_where_there_are_none(patch):
-    from comfyui_toma.toma_core.patcher import detail
-
-    patch.setattr(detail, "_as_drift", lambda tokens, tiles, coarse: detail.cells(tokens, tiles))
-
-
-def control_counted_as_detail(patch):
-    from comfyui_toma.toma_core.patcher.call import Call
-
-    init = Call.__init__
-
-    def blind(self, *args, **kwargs):
-        init(self, *args, **{**kwargs, "control": False})
-
-    patch.setattr(Call, "__init__", blind)
-
-
-def all_is_believed(patch):
-    from comfyui_toma.toma_core.patcher import detail
-
-    patch.setattr(detail, "believable", lambda seen, real, share: torch.ones_like(real[:, :1]))
-
-
-def spread_twice(patch):
-    """What the first blocks of a span have spread is not taken off at its last."""
-    from comfyui_toma.toma_core.patcher.call import Call
-
-    counted = Call._counted
-
-    def careless(self, place, detail, change, expected):
-        spread = self.spread.get(place.span, 0.0)
-        out = counted(self, place, detail, change, expected)
-        return out + spread if place.last else out
-
-    patch.setattr(Call, "_counted", careless)
-
-
-def learnt_from_one_prompt_only(patch):
-    """The prompt that is asked first throws away what the others are to learn from."""
+def merges_are_never_renewed(patch):
     from comfyui_toma.toma_core.patcher.run import Run
+    from comfyui_toma.toma_core.plan import Action
 
-    ask = Run._call
+    turn = Run._turn
 
-    def selfish(self, keys, step, **about):
-        call = ask(self, keys, step, **about)
-        self.kept = {key: part for key, part in self.kept.items() if not part[0].outlined}
-        return call
+    def lazy(self, last, chunks):
+        action, kept = turn(self, last, chunks)
+        if last is None or not last.merges:
+            return action, kept
+        return Action.REUSE, replace(kept, merges=dict(last.merges))
 
-    patch.setattr(Run, "_call", selfish)
+    patch.setattr(Run, "_turn", lazy)
 
 
-def check_flux(kind):
-    return lambda models, merged, monkeypatch: test_by_hand.check_flux_block(models, kind)
+def check_next_run(models, merged) -> None:
+    patched = merged(models["flux"], reselect_every=9)
+    fresh = builders.sample(patched, **test_runs.SIZE)
+    builders.sample(patched, **{**test_runs.SIZE, "seed": 4})
+    assert torch.equal(fresh, builders.sample(patched, **test_runs.SIZE))
+
+
+def riding(**about):
+    return lambda m, g, p: test_by_hand.check_riding_flux(m, g, **about)
+
+
+def unet(**about):
+    return lambda m, g, p: test_by_hand.check_unet(m, g, **about)
+
+
+def published(models, merged, patch):
+    test_by_hand.check_published_flux(models, merged)
 
 
 FAULTS = [
     (picks_of_one_prompt_for_the_other, lambda m, g, p: test_runs.check_prompts_apart(m, g, p, "flux")),
     (picks_of_one_prompt_for_the_other, lambda m, g, p: test_runs.check_prompts_apart(m, g, p, "sdxl")),
-    (chunks_in_the_wrong_order, lambda m, g, p: test_detail.check_gather("equal")),
-    (picks_of_the_first_picture_for_all, check_flux("double")),
-    (picks_of_the_first_picture_for_all, lambda m, g, p: test_runs.check_pictures_apart(m, "sdxl")),
+    (chunks_in_the_wrong_order, lambda m, g, p: test_runs.check_prompts_apart(m, g, p, "flux", 2)),
+    (picks_of_the_first_image_for_all, riding(batch=2)),
+    (picks_of_the_first_image_for_all, lambda m, g, p: test_runs.check_pictures_apart(m, "sdxl")),
     (stale_pick_after_a_change_of_grid, lambda m, g, p: test_runs.check_deep_shrink(m, g)),
-    (run_kept_for_the_next, lambda m, g, p: check_next_run(m, g)),
-    (rope_rows_not_gathered, check_flux("double")),
-    (rope_rows_not_gathered, check_flux("single")),
-    (residual_lost_by_addition_in_place, check_flux("double")),
-    (residual_lost_by_addition_in_place, lambda m, g, p: test_by_hand.check_unet_block(m)),
-    (residual_unmerged_whole, check_flux("single")),
-    (residual_unmerged_whole, lambda m, g, p: test_by_hand.check_unet_block(m)),
-    (detail_counted_twice, lambda m, g, p: test_detail.check_carry()),
-    (drift_forgotten, lambda m, g, p: test_detail.check_carry()),
-    (always_steady, lambda m, g, p: test_detail.check_carry()),
-    (cells_where_there_are_none, lambda m, g, p: test_detail.check_carry()),
-    (control_counted_as_detail, lambda m, g, p: test_detail.check_carry()),
-    (all_is_believed, lambda m, g, p: test_detail.check_carry()),
-    (spread_twice, lambda m, g, p: test_detail.check_carry()),
-    (learnt_from_one_prompt_only, lambda m, g, p: test_runs.check_prompts_apart(m, g, p, "flux")),
+    (kept_outlives_the_run, lambda m, g, p: check_next_run(m, g)),
+    (history_of_another_run, lambda m, g, p: test_forecasts.check_runs_apart(m, g)),
+    (breaks_are_crossed, lambda m, g, p: test_forecasts.check_break(m, "conditioning")),
+    (phases_are_not_seen, lambda m, g, p: test_forecasts.check_break(m, "controlnet")),
+    (phases_are_not_seen, lambda m, g, p: test_forecasts.check_break(m, "hook keyframe")),
+    (history_of_another_size, lambda m, g, p: test_forecasts.test_nor_another_size_of_the_latent(m)),
+    (answers_of_other_nodes_are_history, lambda m, g, p: test_forecasts.test_nor_an_answer_of_another_node(m, "sdxl")),
+    (own_noise_lost, riding()),
+    (last_clean_estimate_forgotten, riding()),
+    (kept_tokens_without_the_controlnets_part, riding(conds="control")),
+    (controlnet_of_the_first_tokens, riding(conds="control")),
+    (grade_of_the_wrong_step, lambda m, g, p: test_forecasts.check_grades(m)),
+    (graded_after_it_was_taken_in, lambda m, g, p: test_forecasts.check_grades(m)),
+    (positions_not_taken, riding()),
+    (positions_not_taken, published),
+    (residual_unmerged_whole, published),
+    (residual_unmerged_whole, unet()),
+    (what_was_picked_does_not_rest, riding()),
+    (merges_are_never_renewed, unet(every=2)),
+    (merges_are_never_renewed, riding()),
 ]
-
-
-def check_next_run(models, merged) -> None:
-    import builders
-
-    patched = merged(models["flux"], reselect_every=9)
-    fresh = builders.sample(patched, **test_runs.SIZE)
-    builders.sample(patched, **{**test_runs.SIZE, "seed": 4})
-    assert torch.equal(fresh, builders.sample(patched, **test_runs.SIZE))
 
 
 @pytest.mark.parametrize("fault,check", [pytest.param(f, c, id=f.__name__) for f, c in FAULTS])

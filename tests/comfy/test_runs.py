@@ -32,7 +32,7 @@ def check_prompts_apart(models, merged, monkeypatch, name: str, every: int = 1, 
     """In one batch, one by one, or changing: the same picture.
 
     Rounding differs with the batch and can turn a near tie between two tokens, so the yardstick is what merging
-    itself costs: a pick or a detail of the wrong prompt costs far more than a tenth of that."""
+    itself costs: a pick of the wrong prompt costs far more than a tenth of that."""
     patched = merged(models[name], **settings)
     together = builders.sample(patched, **SIZE)
     cost = (together - builders.sample(models[name], **SIZE)).norm()
@@ -50,7 +50,7 @@ def test_prompts_are_kept_apart(models, merged, monkeypatch, name, every):
 
 
 def test_prompts_are_kept_apart_when_weights_are_renewed(models, merged, monkeypatch):
-    settings = {"carry_detail": False, "reselect_every": 4, "reweight_every": 2, "budget": "adaptive"}
+    settings = {"merge": "each layer", "reselect_every": 4, "reweight_every": 2, "budget": "adaptive"}
     check_prompts_apart(models, merged, monkeypatch, "sdxl", 2, **settings)
 
 
@@ -64,7 +64,8 @@ def check_pictures_apart(models, name: str) -> None:
 
     def picks(latent: torch.Tensor) -> list[torch.Tensor]:
         builders.sample(patched, latent=latent, **{**SIZE, "steps": 2})
-        return [pick.kept for pick in report(patched).picks if pick.step == 0]
+        picks = report(patched).picks
+        return [pick.kept for pick in picks if pick.step == picks[0].step]
 
     def shared(a: torch.Tensor, b: torch.Tensor) -> float:
         return len(set(a.tolist()) & set(b.tolist())) / len(a)
@@ -113,9 +114,9 @@ def check_deep_shrink(models, merged) -> None:
     out = builders.sample(patched, **run)
     told = report(patched)
     assert torch.isfinite(out).all()
-    assert (out - before).norm() < 0.5 * before.norm()
+    assert (out - before).norm() < before.norm()
     assert {n for n, _ in told.tokens.values()} >= {64, 16}, told.tokens
-    assert not told.unmerged_because
+    assert not told.notes
 
 
 def test_a_grid_that_changes_within_the_run(models, merged):
@@ -145,12 +146,15 @@ def test_a_run_that_was_stopped_does_not_show_in_the_next(models, merged, name, 
 
 
 def ours_alive() -> list[str]:
+    from comfyui_toma.toma_core.chunks import Kept
+    from comfyui_toma.toma_core.evaluation import Evaluation
+    from comfyui_toma.toma_core.forecast import Anchor
     from comfyui_toma.toma_core.merge import Merge
-    from comfyui_toma.toma_core.patcher.call import Call, Kept
     from comfyui_toma.toma_core.patcher.run import Run
 
     gc.collect()
-    return [type(o).__name__ for o in gc.get_objects() if isinstance(o, (Merge, Kept, Call, Run))]
+    kinds = (Merge, Kept, Evaluation, Run, Anchor)
+    return [type(o).__name__ for o in gc.get_objects() if isinstance(o, kinds)]
 
 
 def in_windows(model, turns):
@@ -186,8 +190,8 @@ def test_frames_shown_in_another_order_keep_their_own(models, merged, name):
 
 
 def test_windows_that_slide_on_do_not_pile_up(models, merged):
-    """None is ever seen again: what they left is dropped with the second turn to choose after it."""
-    from comfyui_toma.toma_core.patcher.call import Kept
+    """None is ever seen again: what they left is dropped a few steps later."""
+    from comfyui_toma.toma_core.chunks import Kept
 
     patched = merged(in_windows(models["flux"], lambda n: [(0, 2 * n), (1, 2 * n + 1)]), reselect_every=2)
     alive: list[int] = []
@@ -197,8 +201,8 @@ def test_windows_that_slide_on_do_not_pile_up(models, merged):
         alive.append(sum(type(o) is Kept for o in gc.get_objects()))
 
     builders.sample(patched, **{**FRAMES, "steps": 12}, callback=count)
-    assert len(alive) == 12 and max(alive[8:]) == max(alive[4:8]), alive
-    assert max(alive) <= 8, alive
+    assert len(alive) == 12 and max(alive[8:]) <= max(alive[4:8]), alive
+    assert max(alive) <= 16, alive
 
 
 @pytest.mark.parametrize("name", ["flux", "sdxl"])
@@ -208,7 +212,7 @@ def test_nothing_is_left_behind(models, merged, name):
     before = builders.sample(model, **SIZE)
     modules = {path: dict(m.__dict__) for path, m in model.model.named_modules()}
     options = repr(model.model_options)
-    patched = merged(model)
+    patched = merged(model, tolerance=0.3)
     builders.sample(patched, **SIZE)
     assert not ours_alive()
     assert torch.equal(before, builders.sample(model, **SIZE))
@@ -225,28 +229,37 @@ def test_ratio_zero_changes_nothing_and_still_measures(models, merged, name):
     assert torch.equal(builders.sample(models[name], **SIZE), builders.sample(patched, **SIZE))
     told = report(patched)
     assert told.seconds > 0 and told.steps == SIZE["steps"] and told.flops_full == told.flops_run > 0
-    assert told.actions == ["LEAVE"] * SIZE["steps"]
+    assert told.kinds == ["full"] * SIZE["steps"] and told.work_speedup == 1.0
 
 
 def test_statistics_count_what_was_done(models, merged):
-    patched = merged(models["sdxl"], ratio=0.5, reselect_every=3, end_percent=0.8)
+    patched = merged(models["sdxl"], ratio=0.5, end_percent=0.8)
     builders.sample(patched, **{**SIZE, "steps": 10})
     told = report(patched)
-    assert told.actions == ["RESELECT", "REUSE", "REUSE"] * 2 + ["RESELECT", "REUSE"] + ["LEAVE"] * 2
+    assert told.kinds == ["merged"] * 8 + ["full"] * 2
+    assert told.counts == {"full": 2, "merged": 8, "forecast": 0}
     assert told.tokens == {"8x8": (64, 32), "4x4": (16, 8)}
-    assert told.calls == 10
     assert told.attention == "attention: pytorch"
+    works = {e.kind: e.work for e in told.evaluations}
+    assert works["full"] == 1.0 > works["merged"] > 0.3
+    assert told.work_speedup == pytest.approx(10 / (2 + 8 * works["merged"]))
     line = told.sentence()
-    for part in (
-        "unet",
-        "28 of 28",
-        "8x8 64 -> 32",
-        "3 reselected",
-        "5 reused",
-        "2 left alone",
-        "attention: pytorch",
-    ):
+    for part in ("unet", "28 of 28", "8x8 64 -> 32", "2 full", "8 merged", "x by work done", "attention: pytorch"):
         assert part in line
+
+
+def test_statistics_as_data(models, merged):
+    """What other nodes and the page get: plain JSON, also of numbers that are none."""
+    import json
+
+    patched = merged(models["flux"], ratio=0.5, tolerance=0.3)
+    builders.sample(patched, **{**SIZE, "steps": 8})
+    told = report(patched)
+    told.evaluations[0].error = float("inf")
+    data = json.loads(json.dumps(told.as_json(), allow_nan=False))
+    assert data["counts"] == told.counts and len(data["evaluations"]) == 8 == data["steps"]
+    assert {e["kind"] for e in data["evaluations"]} <= {"full", "merged", "forecast"}
+    assert data["settings"]["tolerance"] == 0.3 and data["settings"]["merge"] == "whole block" and data["finished"]
 
 
 def test_of_two_nodes_in_a_row_the_last_counts(models, merged):
@@ -256,20 +269,21 @@ def test_of_two_nodes_in_a_row_the_last_counts(models, merged):
     assert torch.equal(once, builders.sample(twice, **SIZE))
 
 
-@pytest.mark.parametrize("name", ["sdxl", "flux"])
-def test_steps_that_a_cache_skips_do_not_count(models, merged, name):
-    """Else every second step being skipped, reselect_every 2 would find a step that picks each time."""
-    from comfy.patcher_extension import WrappersMP
+def test_weights_are_renewed_in_their_turn(models, merged, monkeypatch):
+    """Counted in merged steps: select, reuse, weigh, reuse, select."""
+    from comfyui_toma.toma_core.patcher.run import Run
 
-    model, seen = models[name].clone(), {}
+    turn, seen = Run._turn, []
 
-    def every_other(executor, x, *args, **kwargs):
-        step = len(seen)
-        seen[step] = executor(x, *args, **kwargs) if step % 2 == 0 else seen[step - 1]
-        return seen[step]
+    def watched(self, *args):
+        action, kept = turn(self, *args)
+        seen.append(action.value)
+        return action, kept
 
-    model.add_wrapper_with_key(WrappersMP.DIFFUSION_MODEL, "cache", every_other)
-    run = {"width": 128, "height": 128, "steps": 8, "cfg": 1.0}
-    patched = merged(model, ratio=0.5, reselect_every=2, reweight_every=2)
-    builders.sample(patched, **run)
-    assert report(patched).actions == ["RESELECT", "REUSE", "RESELECT", "REUSE"]
+    monkeypatch.setattr(Run, "_turn", watched)
+    for name, first in (("sdxl", 0), ("flux", 1)):
+        seen.clear()
+        settings = {"reselect_every": 4, "reweight_every": 2}
+        builders.sample(merged(models[name], **settings), **{**SIZE, "cfg": 1.0, "steps": 6})
+        wanted = ["reselect", "reuse", "reweight", "reuse", "reselect", "reuse"]
+        assert seen == wanted[: 6 - first], (name, seen)

@@ -10,6 +10,7 @@ from comfy_server import PromptError
 CUSTOM = {
     "ratio": 0.5, "tile_size": "8", "reselect_every": 2, "reweight_every": 2, "start_percent": 0.0,
     "end_percent": 1.0, "merge": "whole block", "budget": "equal", "skip_first_blocks": -1, "carry_detail": True,
+    "tolerance": 0.0,
 }  # fmt: skip
 
 
@@ -59,10 +60,10 @@ def test_merged_run_is_near_the_unmerged_one_and_says_what_it_did(server, name):
         logged = len(server.log)
         after = picture(server, prompt(name, {"ratio": ratio}))
         errors.append(float(np.square(after - before).mean()))
-        lines = [line for line in server.log[logged:].splitlines() if "ToMA:" in line]
+        lines = [line for line in server.log[logged:].splitlines() if "ToMA:" in line and "steps" in line]
         kept = round(256 * (1 - ratio))
         assert len(lines) == 1 and f"256 -> {kept}" in lines[0] and "attention: pytorch" in lines[0], lines
-    assert 0 < errors[0] < errors[1] < 40**2, errors
+    assert 0 < errors[0] < errors[1] < 64**2, errors  # three of four tokens merged at every step but the first
     assert (picture(server, prompt(name, None)) == before).all()
 
 
@@ -81,6 +82,8 @@ def test_ratio_zero_is_the_unmerged_picture(server):
         ({"ratio": "many"}, "ratio"),
         ({"tile_size": "5"}, "tile_size"),
         ({"reselect_every": 0}, "reselect_every"),
+        ({"tolerance": 1.5}, "tolerance"),
+        ({"tolerance": "little"}, "tolerance"),
         ({"merge": "everything"}, "merge"),
         ({"preset": "best"}, "preset"),
     ],
@@ -90,3 +93,14 @@ def test_bad_values_are_refused_before_anything_runs(server, wrong, told):
         server.queue(prompt("flux", wrong))
     errors = refused.value.details["node_errors"]["5"]["errors"]
     assert told in str(errors), errors
+
+
+@pytest.mark.parametrize("name", ["flux", "sdxl-like unet"])
+def test_missing_optional_widgets_are_the_defaults(server, name):
+    """As in prompts by the API, and in those of earlier versions, which know no tolerance."""
+    graph = prompt(name, {"preset": "balanced"}, steps=8)
+    whole = picture(server, graph)
+    graph["5"]["inputs"] = {"model": ["1", 0], "preset": "balanced"}
+    assert (picture(server, graph) == whole).all()
+    graph["5"]["inputs"] = {"model": ["1", 0], "preset": "custom"}
+    assert picture(server, graph).std() > 5

@@ -10,6 +10,7 @@ import torch
 from told import report
 
 RUN = {"width": 128, "height": 128, "steps": 5, "cfg": 2.0}
+RATIO = 0.1  # with random weights no two tokens are alike: few are merged, so that effects can be told
 
 
 def lora(model):
@@ -128,24 +129,31 @@ def test_before_and_after(models, merged, name, other):
     effect = with_other - plain
     assert effect.norm() > 1e-3 * plain.norm(), "the other node does nothing, this test would show nothing"
     outs = []
-    for order in (lambda: merged(other(model)), lambda: other(merged(model))):
+    for order in (lambda: merged(other(model), ratio=RATIO), lambda: other(merged(model, ratio=RATIO))):
         patched = order()
         outs.append(builders.sample(patched, **RUN))
-        assert report(patched).blocks_merged == report(patched).blocks, report(patched).sentence()
+        told = report(patched)
+        if other is dit_replace:  # code of its own in the place of blocks: that run is the other node's, and says why
+            assert any("another node runs code of its own" in note for note in told.notes) and not told.tokens
+        else:
+            assert told.blocks_merged == told.blocks, told.sentence()
     assert (outs[0] - outs[1]).norm() <= 1e-4 * outs[0].norm(), "the order of the nodes matters"
-    assert (outs[0] - with_other).norm() < 0.5 * with_other.norm()
-    ours = outs[0] - builders.sample(merged(model), **RUN)
-    assert torch.nn.functional.cosine_similarity(ours.flatten(), effect.flatten(), dim=0) > 0.5, "its effect is gone"
+    if other is dit_replace:
+        assert torch.equal(outs[0], with_other)
+        return
+    ours = outs[0] - builders.sample(merged(model, ratio=RATIO), **RUN)
+    assert torch.nn.functional.cosine_similarity(ours.flatten(), effect.flatten(), dim=0) > 0.3, "its effect is gone"
     assert torch.equal(plain, builders.sample(model, **RUN))
 
 
 @pytest.mark.parametrize("merge", ["each layer", "attention only"])
 @pytest.mark.parametrize("other", [attn1_output, attn1_replace, attn2_replace, attention_couple, hypertile])
 def test_other_ways_of_merging_leave_room_for_others(models, merged, other, merge):
-    settings = {"merge": merge, "carry_detail": False}
     with_other = builders.sample(other(models["sdxl"]), **RUN)
-    out = builders.sample(other(merged(models["sdxl"], **settings)), **RUN)
-    assert (out - with_other).norm() < 0.5 * with_other.norm()
+    patched = other(merged(models["sdxl"], merge=merge, ratio=0.25))
+    out = builders.sample(patched, **RUN)
+    assert (out - with_other).norm() < 0.8 * with_other.norm()
+    assert report(patched).blocks_merged == report(patched).blocks
 
 
 @pytest.mark.parametrize("name", ["flux", "sdxl"])
@@ -154,10 +162,39 @@ def test_controlnet_keeps_its_effect(models, merged, name):
     positive, negative = setups.control(model, 128, 128)
     plain = builders.sample(model, **RUN)
     effect = builders.sample(model, positive=positive, negative=negative, **RUN) - plain
-    patched = merged(model)
+    patched = merged(model, ratio=RATIO)
     ours = builders.sample(patched, positive=positive, negative=negative, **RUN) - builders.sample(patched, **RUN)
     assert effect.norm() > 1e-3 * plain.norm()
     assert torch.nn.functional.cosine_similarity(ours.flatten(), effect.flatten(), dim=0) > 0.5
+
+
+def test_what_is_added_between_blocks_reaches_the_kept_tokens(models):
+    """Patches of other nodes see all tokens, copies of the kept ones, and these get their own part of what the patches
+    and ControlNets add; reference tokens behind the image are left as they are."""
+    from comfyui_toma.toma_core.chunks import Kept
+    from comfyui_toma.toma_core.evaluation import Evaluation
+    from comfyui_toma.toma_core.patcher import family_of
+    from comfyui_toma.toma_core.plan import Action
+    from comfyui_toma.toma_core.settings import Settings
+
+    settings = Settings(ratio=0.5, skip_first_blocks=0)
+    family = family_of(models["flux"]).arrange(settings)
+    evaluation = Evaluation(settings, Action.RESELECT, Kept(1), copies=True, grid=(8, 8))
+    tokens, adds = torch.randn(2, 2, 64, 16, generator=torch.Generator().manual_seed(0))
+    kept, merge = evaluation.enter(family.places[0], tokens, (8, 8))
+    beside = torch.randn(2, 5, 16)
+    seen = []
+
+    def patch(args):
+        seen.append(args["img"])
+        return {**args, "img": args["img"] + torch.cat((adds, torch.zeros_like(beside)), 1)}
+
+    control = {"input": [adds, None], "output": []}
+    options, control = family.shorter_inputs(evaluation, {"patches": {"double_block": [patch]}}, control)
+    out = options["patches"]["double_block"][0]({"img": torch.cat((kept, beside), 1), "txt": None})
+    assert torch.equal(seen[0], torch.cat((merge.copied(kept), beside), 1))
+    assert torch.allclose(out["img"], torch.cat((kept + merge.take(adds), beside), 1))
+    assert torch.equal(control["input"][0], merge.take(adds)) and control["input"][1] is None
 
 
 def attention_hook(flux) -> bool:
@@ -175,65 +212,48 @@ def test_every_way_of_merging(models, merged, name, merge):
     model = models[name]
     before = builders.sample(model, **RUN)
     if (name, merge) == ("flux", "attention only") and not attention_hook(model):
-        with pytest.raises(SettingsError, match="needs a newer ComfyUI"):
-            merged(model, merge=merge, carry_detail=False)
+        with pytest.raises(SettingsError, match="attention only"):
+            merged(model, merge=merge)
         return
     distances = []
     for ratio in (0.25, 0.75):
-        patched = merged(model, merge=merge, ratio=ratio, carry_detail=False, reweight_every=2, reselect_every=4)
+        patched = merged(model, merge=merge, ratio=ratio, reweight_every=2, reselect_every=4)
         out = builders.sample(patched, **RUN)
         distances.append(((out - before).norm() / before.norm()).item())
         told = report(patched)
-        assert told.actions == ["RESELECT", "REUSE", "REWEIGHT", "REUSE", "RESELECT"]
-        assert told.blocks_merged == told.blocks and told.flops_saved > 0
-    assert 0 < distances[0] < distances[1] < 0.8, distances
+        assert told.counts["merged"] >= 4 and told.blocks_merged == told.blocks and told.flops_saved > 0
+    assert 0 < distances[0] < distances[1] < 1.3, distances
 
 
-@pytest.mark.parametrize("preset", ["balanced", "quality", "fast", "paper"])
-@pytest.mark.parametrize("name,family", [("flux", "flux"), ("sdxl", "unet")])
-def test_presets(models, name, family, preset):
+@pytest.mark.parametrize("preset", ["balanced", "quality", "fast", "turbo", "paper"])
+@pytest.mark.parametrize("name,kind", [("flux", "dit"), ("sdxl", "unet")])
+def test_presets(models, name, kind, preset):
     from comfyui_toma.toma_core.patcher import patch
-    from comfyui_toma.toma_core.settings import resolve
+    from comfyui_toma.toma_core.settings import PRESETS, resolve
 
-    patched = patch(models[name], resolve(preset, family))
+    assert set(PRESETS) == {"balanced", "quality", "fast", "turbo", "paper"}
+    patched = patch(models[name], resolve(preset, kind))
     out = builders.sample(patched, **{**RUN, "steps": 12})
+    told = report(patched)
     assert torch.isfinite(out).all()
-    if (preset, name) != (
-        "paper",
-        "flux",
-    ):  # the published 5 + 5 unmerged blocks are more than this model has
-        assert report(patched).tokens
-
-
-def test_other_models_are_refused_by_name(comfy):
-    import comfy.model_patcher
-    import comfy.supported_models
-    from comfyui_toma.toma_core.patcher import UnsupportedModel, patch
-    from comfyui_toma.toma_core.settings import Settings
-
-    config = {
-        "in_channels": 16, "patch_size": 2, "depth": 2, "input_size": None, "adm_in_channels": 2048, "qk_norm": None,
-        "context_embedder_config": {"target": "torch.nn.Linear", "params": {"in_features": 64, "out_features": 128}},
-        "num_patches": None, "pos_embed_max_size": 64, "dtype": torch.float32,
-    }  # fmt: skip
-    model = comfy.supported_models.SD3(config).get_model({}, device=torch.device("cpu"))
-    patcher = comfy.model_patcher.ModelPatcher(model, torch.device("cpu"), torch.device("cpu"))
-    with pytest.raises(UnsupportedModel, match="SD3.*SDXL.*Flux"):
-        patch(patcher, Settings())
+    if (preset, name) == ("paper", "flux"):  # the published 5 + 5 unmerged blocks are more than this model has
+        assert any("skip_first_blocks leaves none" in note for note in told.notes)
+    else:
+        assert told.work_speedup > 1 and (told.tokens or told.counts["forecast"])
 
 
 @pytest.mark.parametrize("double", ["0", "1"])
 @pytest.mark.parametrize("single", ["0", "1"])
 def test_blocks_that_another_node_leaves_out(models, merged, double, single):
-    """SkipLayerGuidance evaluates the model a second time without some blocks: the first of a span, or the last, so
-    that the span's detail is not all there."""
+    """SkipLayerGuidance evaluates the model a second time with code of its own in the place of some blocks: that pass
+    runs in full, and the guidance has its effect."""
     from comfy_extras.nodes_slg import SkipLayerGuidanceDiT
 
     run = {**RUN, "steps": 6}
     told = {"double_layers": double, "single_layers": single, "rescaling_scale": 0.0}
     guided = SkipLayerGuidanceDiT.execute(models["flux"], scale=3.0, start_percent=0.0, end_percent=1.0, **told).args[0]
-    patched = merged(guided, reselect_every=2)
-    out, unmerged = builders.sample(patched, **run), builders.sample(guided, **run)
-    plain = builders.sample(models["flux"], **run)
-    assert (out - unmerged).norm() < (unmerged - plain).norm(), "the guidance has its effect"
-    assert report(patched).finished and report(patched).blocks_merged == report(patched).blocks
+    patched = merged(guided, ratio=RATIO)
+    effect = builders.sample(guided, **run) - builders.sample(models["flux"], **run)
+    ours = builders.sample(patched, **run) - builders.sample(merged(models["flux"], ratio=RATIO), **run)
+    assert torch.nn.functional.cosine_similarity(ours.flatten(), effect.flatten(), dim=0) > 0.3
+    assert report(patched).finished and report(patched).tokens

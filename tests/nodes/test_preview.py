@@ -32,10 +32,10 @@ def merged(pack, model, record=False, **settings):
     return patch(model, Settings(tile_size=4, **settings), record)
 
 
-def preview(model, images, step=0, blocks="", style="kept tokens"):
+def preview(model, images, step=0, blocks="", style="kept tokens", frame=0):
     from comfyui_toma.nodes.preview import ToMAPreview
 
-    output = ToMAPreview.execute(model, images, step, blocks, style)
+    output = ToMAPreview.execute(model, images, step, blocks, style, frame)
     return output.args[0], output.args[1], output.ui["toma"][0]
 
 
@@ -52,7 +52,7 @@ def dots(picture, grid) -> int:
 
 def test_dots_in_the_picture_are_the_kept_tokens_of_the_statistics(sampled):
     images = torch.rand(3, 512, 1024, 3) * 0.5
-    picture, text, page = preview(sampled, images)
+    picture, text, page = preview(sampled, images, step=1)
     pick = sampled.model_options["toma"].reports[-1].picks[0]
     assert picture.shape == images.shape
     assert [dots(one, pick.grid) for one in picture] == [pick.kept.shape[1]] * 3
@@ -96,7 +96,7 @@ def test_step_and_blocks_choose_the_pick(sampled):
 def test_regions_drawn_are_the_regions_picked(pack):
     """A picture of four flat quarters, merged into one token each: filled with the quarters' colours."""
     from comfyui_toma.nodes.preview import _draw
-    from comfyui_toma.toma_core.patcher.run import Pick
+    from comfyui_toma.toma_core.patcher.report import Pick
 
     colours = torch.tensor([[[0.8, 0.1, 0.1], [0.1, 0.6, 0.1]], [[0.1, 0.1, 0.7], [0.5, 0.5, 0.1]]])
     picture = colours.repeat_interleave(128, 0).repeat_interleave(128, 1)
@@ -121,14 +121,14 @@ def test_never_ran_and_plain_models_say_which_input_and_what_to_do(pack, sampled
         preview(plain, images)
     with pytest.raises(ValueError, match="model has not been sampled with"):
         preview(merged(pack, plain, record=True), images)
-    with pytest.raises(ValueError, match="reference_model has no ToMA.*ratio 0"):
+    with pytest.raises(ValueError, match="reference_model has no ToMA.*ratio 0 and tolerance 0"):
         ToMACompare.execute(images, images, reference_model=plain, image_model=sampled)
 
 
 def test_another_size_is_drawn_and_said(sampled):
     picture, text, _ = preview(sampled, torch.rand(1, 256, 256, 3))
     assert picture.shape == (1, 256, 256, 3)
-    assert "not the picture of the run" in text
+    assert "not the image of the run" in text
 
 
 def test_unmerged_run_is_darkened_and_said(pack):
@@ -138,7 +138,7 @@ def test_unmerged_run_is_darkened_and_said(pack):
     builders.sample(model, 64, 64, steps=2)
     images = torch.rand(1, 64, 64, 3)
     picture, text, page = preview(model, images)
-    assert "No tokens were merged" in text
+    assert "No tokens were merged: ratio is 0" in text
     assert torch.allclose(picture, images * 0.35)
 
 
@@ -178,10 +178,9 @@ def test_second_pass_is_told_from_the_first_by_its_size(pack):
         assert seconds == report.seconds_per_step
 
 
-def test_page_knows_which_steps_were_left_out(pack):
+def test_page_knows_what_each_step_was(pack):
     """With a cache that answers at every other step, what happened has to stay at its step."""
     import builders
-    import folder_paths
     from comfy.patcher_extension import WrappersMP
 
     model, seen = builders.tiny_sdxl().clone(), []
@@ -193,10 +192,18 @@ def test_page_knows_which_steps_were_left_out(pack):
     model.add_wrapper_with_key(WrappersMP.DIFFUSION_MODEL, "cache", every_other)
     model = merged(pack, model, record=True, reselect_every=2, end_percent=0.75)
     builders.sample(model, 64, 64, steps=8, cfg=1.0)
-    _, _, page = preview(model, torch.rand(1, 64, 64, 3))
+    recorded = page_file(preview(model, torch.rand(1, 64, 64, 3))[2])
+    report = model.model_options["toma"].reports[-1]
+    assert [row[:3] for row in recorded["evaluations"]] == [[e.step, e.kind, e.why] for e in report.evaluations]
+    assert [row[0] for row in recorded["evaluations"]] == list(range(8))
+    assert "another node answered" in recorded["evaluations"][1][2]
+
+
+def page_file(page: dict) -> dict:
+    import folder_paths
+
     with open(folder_paths.get_temp_directory() + "/" + page["picks"]["filename"]) as file:
-        actions = json.load(file)["actions"]
-    assert actions == {"0": "RESELECT", "2": "REUSE", "4": "RESELECT", "6": "LEAVE", "7": "LEAVE"}
+        return json.load(file)
 
 
 def compare(*args, **inputs):
@@ -211,13 +218,13 @@ def test_compare_counts_and_sums_up(pack, sampled):
     picture, psnr, ssim, distance, before, after, speedup, text = same.args
     assert psnr == float("inf") and abs(ssim - 1) < 1e-6
     assert distance != distance and speedup != speedup
-    assert text == "The pictures are equal (SSIM 1)."
+    assert text == "The images are equal (SSIM 1)."
     noisy = (images + 0.1 * torch.randn_like(images)).clamp(0, 1)
     picture, psnr, ssim, *_, text = compare(images, noisy, reference_model=sampled, image_model=sampled).args
     assert picture.shape[0] == 2 and picture.shape[2] > 3 * 96
     assert 15 < psnr < 25 and 0 < ssim < 1
-    assert f"PSNR {psnr:.1f} dB" in text and "as fast" in text
-    with pytest.raises(ValueError, match="only pictures of the same size"):
+    assert f"PSNR {psnr:.1f} dB" in text and "as fast" in text and "s/step" in text
+    with pytest.raises(ValueError, match="only images of the same size"):
         compare(images, images[:, :32])
 
 

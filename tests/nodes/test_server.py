@@ -19,21 +19,21 @@ if "COMFYUI_URL" in os.environ:
         return ComfyServer(tmp_path_factory.mktemp("server"), port=port)
 
 
-def prompt(seed: int, preview: bool = False) -> dict:
-    """Two steps of the demo Flux at 64 pixels; seeds are not used twice, or the server would answer from
+def prompt(seed: int, preview: bool = False, tolerance: float = 0.0, steps: int = 2) -> dict:
+    """Some steps of the demo Flux at 64 pixels; seeds are not used twice, or the server would answer from
     its cache."""
     nodes = {
         "load": ("ToMADemoLoader", {"name": "flux"}),
         "toma": ("ToMA", {
             "model": ["load", 0], "preset": "custom", "ratio": 0.5, "tile_size": "4", "reselect_every": 1,
             "reweight_every": 1, "start_percent": 0.0, "end_percent": 1.0, "merge": "whole block",
-            "budget": "equal", "skip_first_blocks": 0,
+            "budget": "equal", "skip_first_blocks": 0, "tolerance": tolerance,
         }),
         "text": ("ToMADemoPrompt", {"caption": "fox on blue", "width": 64, "height": 64}),
         "size": ("ToMADemoLatent", {"width": 64, "height": 64, "batch_size": 1}),
         "sample": ("KSampler", {
             "model": ["toma", 0], "positive": ["text", 0], "negative": ["text", 0], "latent_image": ["size", 0],
-            "seed": seed, "steps": 2, "cfg": 1.0, "sampler_name": "euler", "scheduler": "simple", "denoise": 1.0,
+            "seed": seed, "steps": steps, "cfg": 1.0, "sampler_name": "euler", "scheduler": "simple", "denoise": 1.0,
         }),
         "picture": ("VAEDecode", {"samples": ["sample", 0], "vae": ["load", 1]}),
         "show": ("PreviewImage", {"images": ["picture", 0]}),
@@ -66,25 +66,35 @@ def test_preview_added_to_a_finished_graph_samples_once_more_and_then_rests(serv
     assert executed(server.queue(moved)) == {"look"}, "looking at another step needs no new run"
 
 
-def picks_sent(server, wish: dict | None) -> list[dict]:
-    """The picks that a client is sent in one run, after it told its wish."""
+def sent(server, wish: dict | None, event: str = "toma.picks", **run) -> list[dict]:
+    """What a client is sent in one run, after it told its wish."""
     from comfy_server import Job
 
     client = uuid.uuid4().hex
     socket = websocket.create_connection(f"ws://127.0.0.1:{server.port}/ws?clientId={client}", timeout=60)
     if wish is not None:
         server.post("/toma/live", {"client_id": client, **wish})
-    answer = server.post("/prompt", {"prompt": prompt(new_seed()), "client_id": client})
+    answer = server.post("/prompt", {"prompt": prompt(new_seed(), **run), "client_id": client})
     finished = Job(server, answer["prompt_id"], socket, time.monotonic()).wait()
-    return [data for kind, data in finished.events if kind == "toma.picks"]
+    return [data for kind, data in finished.events if kind == event]
 
 
 def test_picks_are_sent_to_the_page_that_asked_and_to_no_other(server):
-    assert picks_sent(server, None) == []
-    assert picks_sent(server, {"on": False}) == []
-    sent = picks_sent(server, {"on": True})
-    assert sent and sent[0]["node"] == "toma" and sent[0]["step"] == 0
-    assert sent[0]["grid"] == [16, 16] and len(set(sent[0]["kept"])) == 128
+    assert sent(server, None) == []
+    assert sent(server, {"on": False}) == []
+    picks = sent(server, {"on": True})
+    assert picks and picks[0]["node"] == "toma" and picks[0]["step"] == 1, "by the answer of the step before"
+    assert picks[0]["grid"] == [16, 16] and len(set(picks[0]["kept"])) == 128
+
+
+def test_runs_are_told_to_pages_that_are_there(server):
+    run = {"event": "toma.run", "tolerance": 0.1, "steps": 6}
+    assert sent(server, None, **run) == []
+    told = sent(server, {"on": False}, **run)
+    assert told[-1]["over"] and told[-1]["finished"] and len({message["run"] for message in told}) == 1
+    assert len(told[-1]["evaluations"]) == told[-1]["steps"] == 6
+    assert told[-1]["summary"].startswith("6 steps: ")
+    assert all(not message["over"] for message in told[:-1])
 
 
 @pytest.mark.parametrize(

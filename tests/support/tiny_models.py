@@ -44,6 +44,7 @@ class Tiny:
     steps: int = 3
     sampler: str = "euler"
     why: str = ""  # why its tokens are not merged, some words of it; nothing: they are
+    since: str = ""  # the release from which on they can be
     odd: bool = True  # ComfyUI itself samples it at sizes that are no multiple of a patch
     pairs: bool = True  # and two images at once
 
@@ -169,6 +170,21 @@ def classes() -> set[str]:
     """Names of all model classes in the running release; tests are collected before ComfyUI is imported."""
     source = Path(os.environ["COMFYUI_PATH"], "comfy", "supported_models.py").read_text(encoding="utf-8")
     return set(re.findall(r"^class (\w+)\(", source, re.MULTILINE))
+
+
+def release() -> tuple[int, ...]:
+    """The running release, as (0, 30, 0)."""
+    source = Path(os.environ["COMFYUI_PATH"], "comfyui_version.py").read_text(encoding="utf-8")
+    return tuple(map(int, re.findall(r"\d+", source.rpartition("=")[2])))
+
+
+def merged() -> list[str]:
+    """Names of the entries whose tokens are merged on the running release."""
+
+    def there(case: Tiny) -> bool:
+        return not case.why and release() >= tuple(map(int, case.since.split(".") if case.since else ()))
+
+    return [name for name in available() if there(CASES[name])]
 
 
 def available() -> list[str]:

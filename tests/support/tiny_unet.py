@@ -51,11 +51,7 @@ def seen_image(width: int):
 
     def extra(given: Given) -> dict:
         output = SimpleNamespace(image_embeds=given.noise(1, width).unsqueeze(0))
-        return {
-            "unclip_conditioning": [
-                {"clip_vision_output": output, "strength": 1.0, "noise_augmentation": 0.1}
-            ]
-        }
+        return {"unclip_conditioning": [{"clip_vision_output": output, "strength": 1.0, "noise_augmentation": 0.1}]}
 
     return extra
 

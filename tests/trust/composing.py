@@ -144,7 +144,7 @@ class Bench:
         from comfyui_toma.toma_core.patcher import patch
         from comfyui_toma.toma_core.settings import Settings
 
-        return patch(model, Settings(reselect_every=2, skip_first_blocks=0))
+        return patch(model, Settings(ratio=0.1, reselect_every=2, skip_first_blocks=0))
 
     def lora(self, name: str) -> dict[str, Tensor]:
         """A LoRA on every linear layer of the model's transformer blocks."""

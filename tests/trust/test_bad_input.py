@@ -76,7 +76,7 @@ def call_node(model, values: dict) -> bool:
         assert str(error).split()[0].strip(":,") in ("model", *widgets(node)), error
         return False
     held = made.model_options["toma"].settings
-    assert 0 <= held.ratio <= 0.95 and held.reselect_every >= 1
+    assert 0 <= held.ratio <= 0.95 and 0 <= held.tolerance <= 1 and held.reselect_every >= 1
     return True
 
 
@@ -94,7 +94,7 @@ def test_calls_of_the_node(bench, others, figure):
 
 @settings(max_examples=200, **QUICK)
 @given(
-    name=st.sampled_from(["ratio", "tile_size", "reselect_every", "start_percent", "merge", "preset", "carry_detail"]),
+    name=st.sampled_from(["ratio", "tile_size", "reselect_every", "start_percent", "merge", "preset", "tolerance"]),
     value=st.one_of(st.floats(), st.integers(), st.text(), st.binary(), st.lists(st.floats()), st.none()),
 )
 def test_values_that_hypothesis_thinks_of(bench, name, value):

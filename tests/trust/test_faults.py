@@ -10,6 +10,7 @@ import torch
 
 RUN = {"width": 128, "height": 128, "steps": 4, "cfg": 2.0}
 OOM = torch.cuda.OutOfMemoryError
+NO_MEMORY = "left unmerged because merging ran out of memory"
 SURVIVED: list[str] = []
 
 
@@ -35,11 +36,13 @@ def alive(*kinds: type) -> list[str]:
 
 
 def ours_alive() -> list[str]:
+    from comfyui_toma.toma_core.chunks import Kept
+    from comfyui_toma.toma_core.evaluation import Evaluation
+    from comfyui_toma.toma_core.forecast import Anchor
     from comfyui_toma.toma_core.merge import Merge
-    from comfyui_toma.toma_core.patcher.call import Call, Kept
     from comfyui_toma.toma_core.patcher.run import Run
 
-    return alive(Merge, Kept, Call, Run)
+    return alive(Merge, Kept, Evaluation, Run, Anchor)
 
 
 def tensors_alive() -> int:
@@ -60,6 +63,9 @@ class Raise:
 
 
 def check_next_run(patched, fresh, alive: int, what: str, figure) -> None:
+    blocks = [m for m in patched.model.modules() if type(m).__name__.endswith(("TransformerBlock", "StreamBlock"))]
+    held = [vars(block)["forward"] for block in blocks if "forward" in vars(block)]
+    assert blocks and not [f for f in held if "toma" in type(f).__module__], f"{what} left a forward wrapped"
     assert torch.equal(fresh, builders.sample(patched, **RUN)), f"{what} shows in the next run"
     assert not ours_alive()
     patched.model_options["toma"].reports.clear()
@@ -119,9 +125,9 @@ def test_a_block_fails(bench, figure, name, at, error):
 
 
 PARTS = {
-    "selection": ("toma_core.patcher.call", "reselect", (1, 2)),
+    "selection": ("toma_core.merge", "select", (1, 2)),
     "weighing": ("toma_core.merge", "weigh", (1, 2)),
-    "merge": ("toma_core.merge.Merge", "take", (1, 3)),
+    "merge": ("toma_core.merge.Merge", {"flux": "take", "sdxl": "merge"}, (1, 3)),
     "unmerge": ("toma_core.merge.Merge", "residual", (1, 2)),
 }
 
@@ -140,6 +146,7 @@ def find(path: str):
 def test_no_memory_for_our_own_work(bench, figure, monkeypatch, caplog, name, part):
     """That call runs unmerged, said once, and the run goes on."""
     path, attribute, calls = PARTS[part]
+    attribute = attribute[name] if isinstance(attribute, dict) else attribute
     patched = merged(bench.models[name])
     plain = builders.sample(bench.models[name], **RUN)
     fresh, alive = fresh_run(patched)
@@ -152,9 +159,9 @@ def test_no_memory_for_our_own_work(bench, figure, monkeypatch, caplog, name, pa
             out = builders.sample(patched, **RUN)
         assert wrapper.calls >= at, "the fault was never reached"
         report = patched.model_options["toma"].reports[-1]
-        assert report.finished and report.unmerged_because == ["merging ran out of memory"]
+        assert report.finished and report.notes == [NO_MEMORY]
         assert sum("out of memory" in record.message for record in caplog.records) == 1
-        assert torch.isfinite(out).all() and (out - plain).norm() < 0.5 * plain.norm()
+        assert torch.isfinite(out).all() and (out - plain).norm() < 1.3 * plain.norm()
         assert report.tokens, "the other calls are merged"
         del out
         check_next_run(patched, fresh, alive, f"no memory for {part} of {name}, call {at}", figure)
@@ -170,11 +177,11 @@ def test_no_memory_inside_of_layers(bench, figure, monkeypatch, name, merge, wor
     from comfyui_toma.toma_core.merge import Merge
     from comfyui_toma.toma_core.settings import SettingsError
 
-    settings = {"merge": merge, "carry_detail": False, "reselect_every": 1}
+    settings = {"merge": merge, "reselect_every": 1}
     try:
         patched = merged(bench.models[name], **settings)
     except SettingsError as error:
-        assert name == "flux" and "needs a newer ComfyUI" in str(error)  # ComfyUI 0.16 has no such hook
+        assert name == "flux" and "attention only" in str(error)  # ComfyUI 0.16 has no such hook
         return
     later = builders.sample(merged(bench.models[name], **settings, start_percent=1 / RUN["steps"]), **RUN)
     fresh, alive = fresh_run(patched)
@@ -182,22 +189,23 @@ def test_no_memory_inside_of_layers(bench, figure, monkeypatch, name, merge, wor
         wrapper = Raise(RuntimeError, 1, getattr(Merge, work), "MPS backend out of memory (on purpose)")
         patch.setattr(Merge, work, lambda *a: wrapper(*a))
         out = builders.sample(patched, **RUN)
-    assert patched.model_options["toma"].reports[-1].unmerged_because == ["merging ran out of memory"]
+    assert patched.model_options["toma"].reports[-1].notes == [NO_MEMORY]
     assert torch.equal(out, later)
     del out, later
     check_next_run(patched, fresh, alive, f"no memory to {work} in {merge} of {name}", figure)
 
 
 SEAMS = {
-    "flux, arguments of a block": ("toma_core.patcher.flux", "ours", 1),
-    "flux, text and image together": ("toma_core.patcher.flux", "ours", 4),  # after two double blocks
-    "sdxl, tokens for another node": ("toma_core.patcher.unet", "ours", 1),
-    "sdxl, batches together": ("toma_core.patcher.call.Kept", "gather", 1),
+    "flux, arguments of a block": ("toma_core.patcher.families.dit", "ours", 2),
+    "flux, after the last block": ("toma_core.patcher.run", "ours", 3),
+    "flux, before the network": ("toma_core.patcher.run", "ours", 1),
+    "sdxl, tokens for another node": ("toma_core.patcher.families.unet", "ours", 1),
 }
 
 
 @pytest.mark.parametrize("what", SEAMS)
 def test_no_memory_around_blocks(bench, figure, monkeypatch, what):
+    from comfyui_toma.toma_core import evaluation
     from comfyui_toma.toma_core.patcher import memory
 
     name, (path, attribute, at) = what[:4], SEAMS[what]
@@ -206,15 +214,15 @@ def test_no_memory_around_blocks(bench, figure, monkeypatch, what):
         model.set_model_attn2_patch(lambda n, context, value, extra_options: (n * 1.01, context, value))
     patched = merged(model)
     fresh, alive = fresh_run(patched)
-    error = memory.NoMemoryToMerge if attribute == "ours" else OOM
     with monkeypatch.context() as patch:
-        wrapper = Raise(error, at, getattr(find(path), attribute))
+        no_memory = evaluation.Unmergeable
+        wrapper = Raise(no_memory, at, getattr(find(path), attribute), memory.OUT_OF_MEMORY)
         patch.setattr(find(path), attribute, wrapper)
         out = builders.sample(patched, **RUN)
     assert wrapper.calls > at
     report = patched.model_options["toma"].reports[-1]
-    assert report.unmerged_because == ["merging ran out of memory"] and report.tokens
-    assert torch.isfinite(out).all() and (out - fresh).norm() < 0.5 * fresh.norm()
+    assert report.notes == [NO_MEMORY] and report.tokens
+    assert torch.isfinite(out).all() and (out - fresh).norm() < 1.3 * fresh.norm()
     del out
     check_next_run(patched, fresh, alive, f"no memory for {what}", figure)
 
@@ -225,16 +233,15 @@ def test_no_memory_to_note_picks(bench, figure, monkeypatch, caplog):
     from comfyui_toma.toma_core.settings import Settings
 
     settings = Settings(reselect_every=2, skip_first_blocks=0)
-    patched = patch_model(bench.models["flux"], settings, record=True)
+    patched = patch_model(bench.models["sdxl"], settings, record=True)
     fresh, alive = fresh_run(patched)
     with monkeypatch.context() as patch:
         wrapper = Raise(OOM, 1, Merge.assignment.func)
         patch.setattr(Merge, "assignment", property(lambda merge: wrapper(merge)))
         out = builders.sample(patched, **RUN)
     report = patched.model_options["toma"].reports[-1]
-    assert torch.equal(out, fresh) and not report.unmerged_because
-    shown = {pick.step for pick in report.picks}
-    assert len(shown) == RUN["steps"] // 2 - 1, "all but those of the first step"
+    assert torch.equal(out, fresh) and not report.notes
+    assert [pick.step for pick in report.picks] == [2], "all but those of the first choice"
     assert "no memory to note the picks of step 0" in caplog.text
     del out, report
     check_next_run(patched, fresh, alive, "no memory to note picks", figure)
@@ -249,12 +256,13 @@ OOM_WORDS = [
 
 
 def test_no_memory_in_the_words_of_other_devices(comfy):
-    from comfyui_toma.toma_core.patcher.memory import NoMemoryToMerge, ours
+    from comfyui_toma.toma_core.evaluation import Unmergeable
+    from comfyui_toma.toma_core.patcher.memory import ours
 
     for error in (OOM("x"), torch.OutOfMemoryError("x"), *map(RuntimeError, OOM_WORDS)):
-        with pytest.raises(NoMemoryToMerge):
+        with pytest.raises(Unmergeable, match="out of memory"):
             ours(Raise(lambda _, error=error: error, 1))
-    with pytest.raises(NoMemoryToMerge):
+    with pytest.raises(Unmergeable, match="out of memory"):
         ours(torch.empty, 2**60)  # the allocator's own words
     for error in (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), ValueError("out of memory")):
         with pytest.raises(type(error)):
@@ -262,21 +270,21 @@ def test_no_memory_in_the_words_of_other_devices(comfy):
 
 
 def test_other_errors_of_ours_are_not_hidden(bench, monkeypatch):
-    from comfyui_toma.toma_core.patcher import call
+    from comfyui_toma.toma_core import merge
 
-    monkeypatch.setattr(call, "reselect", Raise(RuntimeError, 1, text="shapes cannot be multiplied"))
+    monkeypatch.setattr(merge, "select", Raise(RuntimeError, 1, text="shapes cannot be multiplied"))
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         builders.sample(merged(bench.models["flux"]), **RUN)
 
 
 def test_no_memory_at_all_is_the_unmerged_run(bench, monkeypatch):
     """Every attempt fails: what comes out is the picture without ToMA, to the last bit."""
-    from comfyui_toma.toma_core.patcher import call
+    from comfyui_toma.toma_core import merge
 
     def never(*_, **__):
         raise OOM("no memory")
 
-    monkeypatch.setattr(call, "reselect", never)
+    monkeypatch.setattr(merge, "select", never)
     for name, model in bench.models.items():
         patched = merged(model)
         assert torch.equal(builders.sample(patched, **RUN), builders.sample(model, **RUN)), name

@@ -82,7 +82,7 @@ def test_the_formula(half):
 
 
 def check_own_noise(half) -> None:
-    """Two tokens that show the same thing and differ by noise alone: each one's velocity removes its own, though only one
+    """Two tokens that show the same thing and differ by noise alone: each velocity removes its own, though only one
     of them was computed. With x = x0 + sigma * noise and velocities (x - x0) / sigma, x - sigma * velocity is x0."""
     merge, last = half
     sigma, noise, moved = 0.7, drawn(2, 64, 12, seed=2), drawn(2, 1, 12, seed=3)

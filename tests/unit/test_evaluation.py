@@ -131,8 +131,9 @@ def test_grids_and_rows_keep_to_themselves():
     through(evaluation, x)
     other = [Place("other", "other", 0, last=True)]
     through(evaluation, x, other)
-    tokens, _ = evaluation.enter(other[0], x[:, :32], (4, 8))
-    evaluation.leave(other[0], tokens)
+    smaller = Place("smaller", "other", 0, last=True)
+    tokens, _ = evaluation.enter(smaller, x[:, :32], (4, 8))
+    evaluation.leave(smaller, tokens)
     assert set(evaluation.kept.merges) == {"row 8x8", "other 8x8", "other 4x8"}
 
 
@@ -177,3 +178,15 @@ def test_a_rival_selects():
 
     through(merged(select=rival), drawn())
     assert asked == [16]
+
+
+def test_a_part_of_the_batch_and_a_second_time():
+    """Another node that runs the network in halves: neither takes what belongs to the other."""
+    x, kept = drawn(), Kept(1)
+    through(merged(kept=kept), x)
+    with pytest.raises(Unmergeable, match="part of the batch"):
+        merged(Action.REUSE, kept).enter(ROW[0], x[:1], GRID)
+    evaluation = merged()
+    through(evaluation, x[:1])
+    with pytest.raises(Unmergeable, match="more than once"):
+        evaluation.enter(ROW[0], x[1:], GRID)

@@ -172,7 +172,9 @@ def test_moments_between_scheduled_sigmas_and_off_them():
     between = moment_at(0.7, FLOW, True)
     assert between.step == 4 and between.place == pytest.approx(0.3)
     assert between.weight == pytest.approx(1 - 0.6 / 0.7)
-    assert moment_at(0.6 * 1.0004, FLOW, True).weight == pytest.approx(0.5, abs=1e-3), "rounded up it is no step of its own"
+    assert moment_at(0.6 * 1.0004, FLOW, True).weight == pytest.approx(0.5, abs=1e-3), (
+        "rounded up it is no step of its own"
+    )
     assert moment_at(0.0, FLOW, True).weight == 1.0
     part = moment_at(0.8, [1.0, 0.9, 0.8, 0.6], True)  # a run that ends before sigma 0
     assert (part.step, part.steps) == (2, 3) and part.weight == pytest.approx(0.25)

@@ -11,10 +11,11 @@ from torch import Tensor
 from ..merge import Select, reselect
 from ..plan import Plan
 from ..settings import Settings, SettingsError
+from .account import Listener
 from .families import UnsupportedModel, family_of
 from .families.base import KEY
 from .report import Handle
-from .run import Listener, Run
+from .run import Run
 
 __all__ = ["UnsupportedModel", "family_of", "patch"]
 

@@ -7,13 +7,11 @@ A run lives from the sampler's start to its end, inside the options of that one 
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from contextlib import ExitStack
 from threading import Lock
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -22,32 +20,16 @@ from ..chunks import Kept
 from ..clean import latent_of, tokens_of, unmerged
 from ..evaluation import Evaluation, Unmergeable
 from ..forecast import Forecast
-from ..merge import Merge, Select, reselect
+from ..merge import Select, reselect
 from ..plan import Action, Decision, Kind, Moment, Plan, moment_at
 from ..settings import Settings
+from .account import Account, Listener
 from .breaks import asked_for, phase_of
 from .dynamo import as_a_call_of_its_own, keep_out_of_graphs, room_for_graphs
 from .families.base import KEY, Family, seams_on
 from .families.dit import DiTFamily
 from .memory import ours, raise_unless_out_of_memory
-from .report import ErrorMap, Evaluated, Pick, Report
-
-
-class Listener(Protocol):
-    """Somebody who watches a run. All is called on the sampler's thread and has to return at once."""
-
-    def __bool__(self) -> bool:
-        """Whether anything would be seen now; while it is false nothing is computed for it."""
-
-    def stepped(self, report: Report) -> None:
-        """An evaluation begins: the last one of the report."""
-
-    def picked(self, pick: Pick) -> None:
-        """Tokens of the prompt were chosen."""
-
-    def ended(self, report: Report) -> None:
-        """The run is over, also when it was stopped. Told even while `bool` is false."""
-
+from .report import ErrorMap, Evaluated, Report
 
 UNASKED = "another node runs the model in a way of its own, so that this run was never asked"
 SEVERAL = "nothing is forecast: another node asks more than once at each sigma"
@@ -76,6 +58,7 @@ class Run:
         self.plan: Plan = plan or settings.plan()
         self.forecast = Forecast()
         self.report = Report(family.name, settings, blocks=len(family.places))
+        self.account = Account(self.report, family, record, listener)
         self.sigmas: list[float] = []
         self.flow = True
         self.seen: tuple | None = None  # shape, phase and step of the last evaluation
@@ -86,11 +69,9 @@ class Run:
         self.kept: dict[Hashable, tuple[Kept, int]] = {}
         self.passes: dict[Hashable, int] = {}
         self.merged_steps: set[int] = set()
-        self.merged_blocks: set[tuple[str, int]] = set()
         self.networks: dict[int, ExitStack] = {}  # whose forwards are wrapped
         self.inner_calls = 0  # of the network, which no other node answered
         self.started: float | None = None
-        self.missed_picks = False
         self.lock = Lock()  # several devices evaluate chunks of one batch at a time, each on a thread of its own
         keep_out_of_graphs(Run)
 
@@ -108,7 +89,7 @@ class Run:
         sigmas = options.get("sample_sigmas")
         if sigmas is None or x.requires_grad:
             why = "the latent asks for gradients, as in training" if x.requires_grad else "there is no schedule"
-            self.note(f"nothing is forecast or merged: {why}")
+            self.account.note(f"nothing is forecast or merged: {why}")
             return executor(x, timestep, model_options, seed)
         self._begin(guider, sigmas)
         sigma = self._read(timestep)
@@ -129,10 +110,10 @@ class Run:
     def _compute(self, executor, arguments: tuple, decision: Decision, moment: Moment, entry: Evaluated) -> Tensor:
         """The model's own answer. It grades the forecast that would have stood in its place."""
         self.decision, self.passes = decision, {}
-        inner, before = self.inner_calls, self._flops()
+        inner, before = self.inner_calls, self.account.flops()
         answer = executor(*arguments)
         self.decision = None
-        full, run = (now - then for now, then in zip(self._flops(), before))
+        full, run = (now - then for now, then in zip(self.account.flops(), before))
         entry.work = run / full if full else 1.0
         if decision.kind is Kind.MERGED and run >= full:
             entry.kind, entry.why = Kind.FULL.value, "no tokens were merged here"
@@ -141,7 +122,7 @@ class Run:
         if answered or not latent:
             entry.why = "another node answered in the place of the model" if latent else "the answer is not a latent"
             if not latent and self.settings.tolerance:
-                self.note(NO_LATENT)
+                self.account.note(NO_LATENT)
             self.forecast.forget()
             self.plan.restart()
             return answer
@@ -164,9 +145,11 @@ class Run:
         self.report.steps = max(1, len(self.sigmas) - 1)
         self.flow = _is_flow(guider)
         if self.family.why_unmerged and self.settings.ratio:
-            self.note(f"tokens are not merged: {self.family.why_unmerged}")
+            self.account.note(f"tokens are not merged: {self.family.why_unmerged}")
         elif self.family.places and all(place.skipped for place in self.family.places):
-            self.note(f"tokens are not merged: skip_first_blocks leaves none of the {len(self.family.places)} blocks")
+            self.account.note(
+                f"tokens are not merged: skip_first_blocks leaves none of the {len(self.family.places)} blocks"
+            )
 
     def _read(self, timestep: Tensor) -> float:
         """This evaluation's sigma, and the grade of the last one that ran: the one time in a step that the host waits
@@ -198,7 +181,7 @@ class Run:
         before = about[-1]
         if len(self.report.evaluations) == 1 and moment.place == before.place:  # no sampler of one latent does this
             self.several = True
-            self.note(SEVERAL)
+            self.account.note(SEVERAL)
         backwards = moment.place < before.place - 1e-6
         return self.several or about[:-1] != self.seen[:-1] or backwards or moment.step > before.step + 1
 
@@ -227,15 +210,15 @@ class Run:
         try:
             out = self._network(evaluation, executor, x, t, c_concat, c_crossattn, control, options, inputs)
         except Unmergeable as stop:
-            self.note(f"left unmerged because {stop}")
+            self.account.note(f"left unmerged because {stop}")
             out = None
         if out is None:  # outside of `except`, which would hold on to memory
             evaluation = self._evaluation(x, keys, options, inputs, merges=False)
             out = self._network(evaluation, executor, x, t, c_concat, c_crossattn, control, options, inputs)
         with self.lock:
             self._keep(evaluation, keys, out)
-            self._note_picks(evaluation, options.get("cond_or_uncond") or [0])
-            self._count(evaluation, x)
+            self.account.picks(evaluation, options.get("cond_or_uncond") or [0])
+            self.account.count(evaluation, x)
         return out
 
     def _network(self, evaluation: Evaluation, executor, x, t, c_concat, c_crossattn, control, options, inputs):
@@ -245,12 +228,12 @@ class Run:
             options, control = ours(self.family.shorter_inputs, evaluation, options, control)
         with room_for_graphs(self.family.compiles):
             out = executor(x, t, c_concat, c_crossattn, control, options, **inputs)
-        if rides and evaluation.counted:
+        if rides and any(counted.after < counted.before for counted in evaluation.counted.values()):
             out = ours(self._unmerged, evaluation, out)
         elif rides and (control is not None or "double_block" in options.get("patches", {})):
             raise Unmergeable(NOT_TOLD)  # what was made shorter for the kept tokens has met all of them
         elif rides:
-            self.note(f"left unmerged because {NOT_TOLD}")
+            self.account.note(f"left unmerged because {NOT_TOLD}")
         return out
 
     def _runs_as_written(self, network: nn.Module) -> bool:
@@ -260,7 +243,7 @@ class Run:
             return True
         foreign = self.family.runs_blocks(getattr(network, "_orig_mod", network))
         if foreign:
-            self.note(f"tokens are not merged: another node runs the blocks by code of its own ({foreign})")
+            self.account.note(f"tokens are not merged: another node runs the blocks by code of its own ({foreign})")
         return not foreign
 
     def _unmerged(self, evaluation: Evaluation, out: Tensor) -> Tensor:
@@ -300,7 +283,7 @@ class Run:
             return leave
         why = family.why_not(x, options, inputs)
         if why:
-            self.note(f"tokens are not merged: {why}")
+            self.account.note(f"tokens are not merged: {why}")
             return leave
         parts = [part for part in map(self.kept.get, keys) if part is not None]
         try:
@@ -330,7 +313,7 @@ class Run:
         try:
             ours(evaluation.merge_for, self.family.places[-1], evaluation.last.clean, evaluation.grid)
         except Unmergeable as stop:
-            self.note(f"left unmerged because {stop}")
+            self.account.note(f"left unmerged because {stop}")
             return None
         return evaluation
 
@@ -352,59 +335,6 @@ class Run:
         horizon = now - 2 * max(2, self.settings.reselect_every)
         self.kept = {key: part for key, part in self.kept.items() if part[0].used_at >= horizon}
 
-    # --------------------------------------------------------------------- the account
-
-    def note(self, text: str) -> None:
-        """Something that a user should know of this run: said once in the log, and in the report."""
-        if text not in self.report.notes:
-            self.report.notes.append(text)
-            logging.warning("ToMA: %s", text)
-
-    def _note_picks(self, evaluation: Evaluation, sides: list[int]) -> None:
-        """Picks of the prompt itself, not of the negative one; of blocks alike, those of the first."""
-        slot = sides.index(0) if 0 in sides else None
-        if slot is None or not evaluation.renewed or not (self.record or self.listener):
-            return
-        step = self.report.evaluations[-1].step
-        seen = {(pick.step, pick.group) for pick in self.report.picks}
-        for place, grid, merge in evaluation.renewed.values():
-            group, size = self.family.label(place, grid), len(merge.kept) // len(sides)
-            if (step, group) in seen or len(merge.kept) % len(sides):  # another node has split the batch
-                continue
-            seen.add((step, group))
-            try:
-                self._note_pick(step, group, grid, merge.images(slot * size, (slot + 1) * size))
-            except RuntimeError as error:
-                raise_unless_out_of_memory(error)
-                if not self.missed_picks:
-                    logging.warning("ToMA: no memory to note the picks of step %d: not all are shown", step)
-                self.missed_picks = True
-                return
-
-    def _note_pick(self, step: int, group: str, grid: tuple[int, int], merge: Merge) -> None:
-        pick = Pick(step, group, grid, merge.kept, merge.assignment)
-        if self.record:
-            self.report.picks.append(pick)
-        if self.listener:
-            self.listener.picked(pick)
-
-    def _flops(self) -> tuple[float, float]:
-        return self.report.flops_full, self.report.flops_run
-
-    def _count(self, evaluation: Evaluation, x: Tensor) -> None:
-        report, batch = self.report, x.shape[0]
-        report.latent = tuple(x.shape[2:])
-        other = batch * self.family.other_flops(tuple(x.shape)) if evaluation.counted else 0.0
-        report.flops_full += other
-        report.flops_run += other
-        for where, counted in evaluation.counted.items():
-            place = self.family.by_name[where]
-            report.flops_full += batch * self.family.block_flops(place, counted, counted.before)
-            report.flops_run += batch * self.family.block_flops(place, counted, counted.after)
-            if counted.after < counted.before:
-                self.merged_blocks.add(where)
-                report.tokens[self.family.label(place, counted.grid)] = (counted.before, counted.after)
-
     def _means_to(self) -> bool:
         return self.settings.tolerance > 0 or self.settings.ratio > 0
 
@@ -416,14 +346,14 @@ class Run:
         report = self.report
         report.seconds = time.perf_counter() - self.started if self.started else 0.0
         if finished and not report.evaluations:
-            self.note(f"nothing was forecast or merged: {UNASKED}")
+            self.account.note(f"nothing was forecast or merged: {UNASKED}")
         elif finished and self.family.places and self.settings.ratio and not report.flops_full:
             if not any("merged" in note for note in report.notes):
-                self.note(NO_BLOCKS)
+                self.account.note(NO_BLOCKS)
         elif finished and not report.notes and set(report.kinds) == {Kind.FULL.value} and self._means_to():
             why = Counter(evaluated.why for evaluated in report.evaluations).most_common(1)[0][0]
-            self.note(f"nothing was forecast or merged: {why}")
-        report.blocks_merged = len(self.merged_blocks)
+            self.account.note(f"nothing was forecast or merged: {why}")
+        report.blocks_merged = len(self.account.merged_blocks)
         report.attention = attention
         report.finished = finished
         report.picks = [pick.cpu() for pick in report.picks]

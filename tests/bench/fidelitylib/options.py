@@ -1,4 +1,4 @@
-"""The command line of `python dev.py bench fidelity`, and which points it asks for."""
+"""The command line of `python dev.py bench fidelity`."""
 
 from __future__ import annotations
 
@@ -8,47 +8,27 @@ from pathlib import Path
 
 from comfyui_toma.toma_core.settings import Settings
 
-from . import report
-from .findings import MODELS
-from .points import Point, points
+from . import methods, regimes, tables
 
-FAMILIES = tuple(MODELS)
-FILES = ("json", "read", "write")
-SPELT = {"first": "from", "tries": "try"}  # options that have the name of a keyword
-BATCH = 4
-MOST_PROMPTS = 32  # a subject each: half of what the models know
+QUICK_PROMPTS, PROMPTS, PROMPTS_4096 = 2, 24, 8
+FILES = ("json", "read", "write", "plots")
 
 
 def command_line(about: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="4 prompts, 1024 tokens, fewer methods")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--model", choices=FAMILIES, action="append")
-    parser.add_argument(
-        "--pixels", type=int, action="append", choices=(128, 256), help="128 is 1024 tokens, 256 is 4096"
-    )
-    parser.add_argument(
-        "--prompts", type=int, choices=range(1, MOST_PROMPTS + 1), metavar="N", help="the first N prompts"
-    )
-    parser.add_argument(
-        "--from", dest="first", type=int, default=0, choices=range(0, MOST_PROMPTS, BATCH), metavar="N",
-        help=f"of these leave out the first N, a multiple of {BATCH}; --read puts such parts together",
-    )  # fmt: skip
+    parser.add_argument("--quick", action="store_true", help="the rows that decide, two prompts, under five minutes")
+    parser.add_argument("--regime", nargs="+", metavar="NAME", help="only these; beginnings will do")
+    parser.add_argument("--only", nargs="+", metavar="METHOD", help="only these methods; beginnings will do")
+    parser.add_argument("--prompts", type=int, choices=range(1, regimes.MOST_PROMPTS + 1), metavar="N")
     parser.add_argument("--minutes", type=_not_negative, default=float("inf"), help="draw no longer than that")
-    parser.add_argument("--cfg", type=_not_negative, help="guidance; Flux has 1, the UNet 2.5")
-    parser.add_argument("--tune", action="store_true", help="the prompts that settings are tuned on, not the others")
-    parser.add_argument("--weights", type=Path, help="another checkpoint of the one --model")
+    parser.add_argument("--tune", action="store_true", help="the prompts that presets are chosen on, not the others")
     parser.add_argument("--try", dest="tries", action="append", metavar="ratio=0.5,...", help="only these settings")
-    parser.add_argument(
-        "--only",
-        nargs="+",
-        help="these methods, or those whose name starts so; 'paper fast' is paper as fast as fast",
-    )
-    parser.add_argument("--no-inception", action="store_true")
-    parser.add_argument(
-        "--read", type=Path, nargs="+", metavar="FILE", help="rows of earlier --json files; draws nothing"
-    )
-    parser.add_argument("--write", type=Path, metavar="README.md", help="put the table between its markers there")
+    parser.add_argument("--no-inception", action="store_true", help="leave these features out: they take longest")
+    parser.add_argument("--plan", action="store_true", help="say what is missing and about how long it takes")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="put the rows there, among those it has")
+    parser.add_argument("--read", type=Path, metavar="FILE", help="the rows of such a file; draws nothing")
+    parser.add_argument("--write", type=Path, metavar="FILE.md", help="put the tables between their markers there")
+    parser.add_argument("--plots", type=Path, metavar="FOLDER", help="where plots and contact sheets go")
     return parser
 
 
@@ -66,8 +46,8 @@ def checked(about: str, argv: list[str] | None) -> argparse.Namespace:
     usual = vars(parser.parse_args([]))
     narrowed = [name for name, value in vars(options).items() if name not in FILES and value != usual[name]]
     try:
-        _check_files(options, [f"--{SPELT.get(name, name.replace('_', '-'))}" for name in narrowed])
-        _check_drawing(options)
+        _check_files(options, narrowed)
+        _check_names(options)
     except ValueError as error:
         parser.error(str(error))
     return options
@@ -79,56 +59,34 @@ def _check_files(options: argparse.Namespace, narrowed: list[str]) -> None:
     if options.json and options.json.is_dir():
         raise ValueError(f"--json: {options.json} is a folder; name a file")
     if options.read and narrowed:
-        raise ValueError(f"--read draws nothing: leave out {', '.join(narrowed)}")
+        raise ValueError(f"--read draws nothing: leave out {', '.join('--' + name for name in narrowed)}")
+    if options.read and options.json:
+        raise ValueError("--read and --json: there is nothing new to put there")
+    if options.json and options.tries:
+        raise ValueError("--json and --try: what is only tried is not kept among the rows")
     if options.write:
         if not options.write.is_file():
             raise ValueError(f"--write: there is no file {options.write}")
-        if narrowed:
-            raise ValueError(f"--write: the table wants all that can be drawn: leave out {', '.join(narrowed)}")
-        if options.json and options.json.resolve() == options.write.resolve():
-            raise ValueError("--json and --write: name two files")
-        if not report.has_place(options.write.read_text(encoding="utf-8")):
-            raise ValueError(f"--write: {options.write} has no {report.BEGIN} ... {report.END} to write between")
+        if not tables.has_place(options.write.read_text(encoding="utf-8")):
+            raise ValueError(f"--write: {options.write} has no {tables.BEGIN} ... {tables.END} to write between")
+        if not (options.read or options.json):
+            raise ValueError("--write: the tables are made of kept rows: name them by --read, or add to them by --json")
 
 
-def _check_drawing(options: argparse.Namespace) -> None:
-    families = options.model or FAMILIES
-    if options.weights and (len(families) != 1 or not options.weights.is_file()):
-        raise ValueError("--weights: an existing file, and with it one --model")
-    if options.first >= number_of_prompts(options):
-        raise ValueError(f"--from {options.first}: there are only {number_of_prompts(options)} prompts")
+def _check_names(options: argparse.Namespace) -> None:
+    for name in options.regime or ():
+        if not any(regime.name.startswith(name) for regime in regimes.REGIMES):
+            raise ValueError(f"--regime {name}: there are {', '.join(regimes.BY_NAME)}")
+    for name in options.only or ():
+        if not any(method.startswith(name) for method in methods.NAMES):
+            raise ValueError(f"--only {name}: there are {', '.join(methods.NAMES)}")
     if options.tries and options.only:
         raise ValueError("--try and --only: one or the other")
-    for text in options.tries or []:
+    for text in options.tries or ():
         try:
             Settings(**parsed(text))
         except (TypeError, ValueError) as error:
             raise ValueError(f"--try {text}: {error}; write name=value,name=value") from None
-    for family in families:
-        there = points(family, options.quick)
-        for name in options.only or ():
-            if not name or not called(there, [name]):
-                methods = ", ".join(f"'{method}'" for method in dict.fromkeys(p.method for p in there))
-                raise ValueError(f"--only '{name}': no such method. There are: {methods}")
-
-
-def number_of_prompts(options: argparse.Namespace) -> int:
-    return options.prompts or (BATCH if options.quick else MOST_PROMPTS)
-
-
-def chosen_points(family: str, options: argparse.Namespace) -> list[Point]:
-    if options.tries:
-        return [Point("try " + text, Settings(**parsed(text))) for text in options.tries]
-    found = points(family, options.quick)
-    return found if options.only is None else called(found, options.only)
-
-
-def called(found: list[Point], names: list[str]) -> list[Point]:
-    """The points of these methods, `balanced` without `balanced on easycache`; a name that is no method's stands for
-    all that start so."""
-    methods = {point.method for point in found}
-    starts = tuple(name for name in names if name not in methods)
-    return [p for p in found if p.method in names or f"{p.method} {p.against}".startswith(starts)]
 
 
 def parsed(text: str) -> dict:
@@ -141,3 +99,28 @@ def parsed(text: str) -> dict:
         except json.JSONDecodeError:
             found[name] = value
     return found
+
+
+def chosen_regimes(options: argparse.Namespace) -> list[regimes.Regime]:
+    if options.regime:
+        exact = [name for name in options.regime if name in regimes.BY_NAME]
+        starts = tuple(name for name in options.regime if name not in regimes.BY_NAME)
+        return [r for r in regimes.REGIMES if r.name in exact or (starts and r.name.startswith(starts))]
+    return [r for r in regimes.REGIMES if r.decides or not options.quick]
+
+
+def wants(options: argparse.Namespace, point: methods.Point) -> bool:
+    """Whether a point is asked for; what others are measured against always is."""
+    if point.method == methods.UNMERGED or (point.other_seed and not (options.quick or options.tries)):
+        return True
+    if point.method.startswith("try "):
+        return bool(options.tries)
+    if options.tries or (options.quick and not point.decides) or point.other_seed:
+        return False
+    return not options.only or point.method.startswith(tuple(options.only))
+
+
+def number_of_prompts(options: argparse.Namespace, regime: regimes.Regime) -> int:
+    if options.prompts:
+        return options.prompts
+    return QUICK_PROMPTS if options.quick else PROMPTS if regime.tokens == 1024 else PROMPTS_4096

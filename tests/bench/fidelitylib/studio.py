@@ -1,156 +1,176 @@
-"""Draws with a demo model, unmerged and in every other way, and keeps what it drew."""
+"""Draws with a demo model, one image at a time, and keeps what it drew by all that decides it."""
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import os
 import time
-from contextlib import nullcontext
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import comfy.sample
 import torch
-from bench import _rivals as rivals
-from comfyui_toma.toma_core.patcher import patch
+from bench import fullsize
+from comfyui_toma.toma_core.patcher.families.base import KEY
 from demo_pack import loading
 from safetensors import safe_open
 from safetensors.torch import save_file
+from torch import Tensor
 
-from .options import BATCH
-from .points import Point
+from .methods import Point
+from .regimes import PIXELS, Regime
 
 TESTS = Path(__file__).resolve().parents[2]
+RIVALS = TESTS / "bench" / "rivals"
+NOT_DECIDING = ("overlay.py", "quality.py", "report.py")  # of toma_core
+OTHER_SEED = 10_000
 
 
-@dataclass
+@dataclass(frozen=True)
 class Drawn:
-    """Pictures [B, H, W, 3] of one batch of prompts, and what they took."""
+    """An image [H, W, 3] and what it took: `ran` network evaluations, of these `merged` on fewer tokens."""
 
-    pictures: torch.Tensor
+    image: Tensor
+    ran: float
+    merged: int
+    kinds: str  # F full, M merged, S forecast; of a rival empty
     seconds: float
-    evaluations: float  # of the network
-    merged: float  # of these, how many on merged tokens
+
+    def work(self, regime: Regime, point: Point) -> float:
+        """In full evaluations of the full-size model."""
+        if not self.merged:
+            return self.ran
+        return self.ran - self.merged * (1 - fullsize.merged_share(regime.family, point.settings))
 
 
 class Watch:
-    """Counts how often the network is run, and how often its last self-attention gets fewer tokens. With little
-    memory ComfyUI runs prompt and negative prompt one after the other: `rows` is the batch of both."""
+    """Counts how often the network runs. With little memory ComfyUI runs prompt and negative prompt one after the
+    other: `rows` is the batch of both."""
 
-    def __init__(self, model, tokens: int, rows: int) -> None:
+    def __init__(self, model, rows: int) -> None:
         network = model.model.diffusion_model
-        if hasattr(network, "double_blocks"):
-            first, last = network.img_in, network.double_blocks[-1].img_attn.qkv
-        else:
-            first, last = (
-                network.input_blocks[0][0],
-                network.middle_block[1].transformer_blocks[-1].attn1.to_q,
-            )
-            tokens //= 4  # the middle of the UNet
-        self.tokens, self.rows, self.evaluations, self.merged = tokens, rows, 0.0, 0.0
-        self.hooks = [
-            first.register_forward_pre_hook(self._ran),
-            last.register_forward_pre_hook(self._attended),
-        ]
+        first = network.img_in if hasattr(network, "img_in") else network.input_blocks[0][0]
+        self.rows, self.ran = rows, 0.0
+        self.hook = first.register_forward_pre_hook(self._count)
 
-    def _ran(self, module, args) -> None:
-        self.evaluations += len(args[0]) / self.rows
-
-    def _attended(self, module, args) -> None:
-        self.merged += len(args[0]) / self.rows * (args[0].shape[1] < self.tokens)
+    def _count(self, module, args) -> None:
+        self.ran += len(args[0]) / self.rows
 
     def __enter__(self) -> Watch:
         return self
 
     def __exit__(self, *_) -> None:
-        for hook in self.hooks:
-            hook.remove()
+        self.hook.remove()
 
 
 @dataclass
 class Studio:
-    """Draws with one demo model at one size, and keeps what it drew."""
+    """Draws in one regime."""
 
     folder: Path
-    family: str
-    pixels: int
-    cfg: float
+    regime: Regime
     model: object
-    weights: Path
+    weights: tuple[Path, ...]
     names: list[str]
-    held_out: bool = True  # whether settings were not tuned on these names
-    first: int = 0  # of the names, where an earlier run ended
     codec: object = field(init=False)
 
     def __post_init__(self) -> None:
         self.codec = loading.load_demo_codec(self.model)
-        self.version = _version(self.weights)
 
-    def batches(self) -> list[list[str]]:
-        return [self.names[i : i + BATCH] for i in range(self.first, len(self.names), BATCH)]
+    def key(self, point: Point, name: str) -> str:
+        r = self.regime
+        about = [r.model, r.tokens, r.sampler, r.scheduler, r.cfg, point.key, name, self.seed(point, name)]
+        code = [digest(source) for source in ("demo", *point.sources)]
+        files = [_of_file(path) for path in self.weights]
+        return hashlib.sha256(json.dumps([about, code, files]).encode()).hexdigest()[:24]
 
-    def path(self, point: Point, batch: list[str]) -> Path:
-        about = json.dumps([self.version, self.pixels, self.cfg, point.key, batch])
-        return self.folder / "pictures" / f"{hashlib.sha256(about.encode()).hexdigest()[:20]}.safetensors"
+    def seed(self, point: Point, name: str) -> int:
+        return self.names.index(name) + OTHER_SEED * point.other_seed
 
-    def drawn(self, point: Point, batch: list[str]) -> Drawn | None:
-        path = self.path(point, batch)
-        if not path.is_file():
-            return None
-        with safe_open(path, "pt") as file:
-            about = json.loads(file.metadata()["about"])
-            return Drawn(file.get_tensor("pictures").float(), **about)
+    def path(self, point: Point, name: str) -> Path:
+        return self.folder / "images" / f"{self.key(point, name)}.safetensors"
 
-    def draw(self, point: Point, batch: list[str]) -> None:
-        found = self.sample(point, batch)
-        path = self.path(point, batch)
+    def is_drawn(self, point: Point, name: str) -> bool:
+        return self.path(point, name).is_file()
+
+    def drawn(self, point: Point, name: str) -> Drawn:
+        with safe_open(self.path(point, name), "pt") as file:
+            return Drawn(file.get_tensor("image").float(), **json.loads(file.metadata()["about"]))
+
+    def draw(self, point: Point, name: str) -> Drawn:
+        found = self.sample(point, name)
+        path = self.path(point, name)
         path.parent.mkdir(parents=True, exist_ok=True)
-        about = {"seconds": found.seconds, "evaluations": found.evaluations, "merged": found.merged}
+        about = {"ran": found.ran, "merged": found.merged, "kinds": found.kinds, "seconds": found.seconds}
         part = path.with_suffix(f".{time.monotonic_ns()}")
-        save_file({"pictures": found.pictures.half().contiguous()}, part, {"about": json.dumps(about)})
+        save_file({"image": found.image.half().contiguous()}, part, {"about": json.dumps(about)})
         part.replace(path)
-
-    def patched(self, point: Point):
-        model = self.model
-        if point.cache is not None:
-            model = rivals.easycache(model, point.cache)
-        if point.keys_and_values is not None:
-            model = rivals.keys_and_values(model, point.keys_and_values)
-        return patch(model, point.on_demo()) if point.settings else model
+        return found
 
     @torch.inference_mode()
-    def sample(self, point: Point, batch: list[str]) -> Drawn:
-        """One batch by ComfyUI's sampler; the seed is the index of its first prompt."""
-        size, seed = (self.pixels, self.pixels), self.names.index(batch[0])
-        conds = [loading.encode_prompt(name, *size)[0] for name in batch]
-        text = torch.cat([c[0] for c in conds])
-        positive = [[text, {"pooled_output": torch.cat([c[1]["pooled_output"] for c in conds])}]]
-        negative = loading.encode_prompt("", *size)
-        model = self.patched(point)
-        latent = loading.empty_latent(*size, len(batch))["samples"]
-        latent = comfy.sample.fix_empty_latent_channels(model, latent)
+    def sample(self, point: Point, name: str) -> Drawn:
+        """One image by the code that the KSampler node runs."""
+        regime, size = self.regime, (PIXELS[self.regime.tokens],) * 2
+        model, seed = point.make(self.model), self.seed(point, name)
+        latent = comfy.sample.fix_empty_latent_channels(model, loading.empty_latent(*size)["samples"])
         noise = comfy.sample.prepare_noise(latent, seed)
-        run = (noise, point.steps, self.cfg, "euler", "simple", positive, negative, latent)
-        tokens = (self.pixels // loading.PIXELS_PER_TOKEN) ** 2
-        with (
-            Watch(self.model, tokens, len(batch) * (1 if self.cfg == 1 else 2)) as watch,
-            rivals.chosen_by(point.choose) if point.choose else nullcontext(),
-            rivals.nothing_computed(point.reuse == "drifting") if point.reuse else nullcontext(),
-        ):
-            began = time.process_time()  # the machine may be busy, or the unmerged run of another day
+        positive, negative = (loading.encode_prompt(text, *size) for text in (name, ""))
+        run = (noise, point.steps, regime.cfg, regime.sampler, regime.scheduler, positive, negative, latent)
+        with Watch(self.model, 1 if regime.cfg == 1 else 2) as watch:
+            began = time.process_time()
             out = comfy.sample.sample(model, *run, seed=seed, disable_pbar=True)
             seconds = time.process_time() - began
-        return Drawn(self.codec.decode(out).clamp(0, 1), seconds, watch.evaluations, watch.merged)
+        handle = model.model_options.get(KEY)
+        kinds = (
+            "".join({"full": "F", "merged": "M"}.get(kind, "S") for kind in handle.reports[-1].kinds) if handle else ""
+        )
+        return Drawn(self.codec.decode(out).clamp(0, 1)[0], watch.ran, kinds.count("M"), kinds, seconds)
 
 
-def _version(weights: Path) -> str:
-    """A hash of all that a picture is drawn with: another one is another picture."""
-    code = [TESTS.parent / "toma_core", TESTS / "demo_pack"]
-    sources = [weights, *(path for folder in code for path in sorted(folder.rglob("*.py")))]
-    sources += [
-        Path(rivals.__file__),
-        Path(__file__),
-        Path(os.environ["COMFYUI_PATH"]) / "comfyui_version.py",
-    ]
-    return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
+@cache
+def digest(source: str) -> str:
+    """Of the code behind an image, without comments and docstrings: "core", "demo", or a file of rivals."""
+    if source == "core caches":
+        return _of_file(Path(os.environ["COMFYUI_PATH"]) / "comfy_extras" / "nodes_easycache.py")
+    if source == "core":
+        paths = [p for p in sorted((TESTS.parent / "toma_core").rglob("*.py")) if p.name not in NOT_DECIDING]
+    elif source == "demo":
+        paths = [TESTS / "demo_pack" / name for name in ("captions.py", "codec.py", "loading.py", "models.py")]
+        paths += [Path(os.environ["COMFYUI_PATH"]) / "comfyui_version.py"]
+    else:
+        paths = [RIVALS / f"{source}.py"]
+    return hashlib.sha256("".join(map(_code, paths)).encode()).hexdigest()
+
+
+def _code(path: Path) -> str:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node) is not None:
+            node.body.pop(0)
+    return ast.dump(tree)
+
+
+@cache
+def _of_file(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def dialled(
+    wanted: float, speed_at: Callable[[float], float], dial: tuple[float, float], rungs: int = 25
+) -> float | None:
+    """The number on a ladder from dial[0] to dial[1] whose speed-up is nearest the wanted one, by halving: speed-ups
+    grow with the number. None if it stays a quarter off."""
+    ladder = [dial[0] * (dial[1] / dial[0]) ** (i / (rungs - 1)) for i in range(rungs)]
+    low, high = 0, rungs - 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        if speed_at(ladder[middle]) < wanted:
+            low = middle
+        else:
+            high = middle
+    best = min((ladder[low], ladder[high]), key=lambda value: abs(speed_at(value) - wanted))
+    return best if abs(speed_at(best) / wanted - 1) < 0.25 else None

@@ -9,13 +9,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-CARRIED_TILE = 8  # of all presets that carry detail
-
 
 @dataclass(frozen=True)
 class Method:
-    """`make` turns a ModelPatcher into a patched clone. One sample is a run of `steps`; `where` says which part
-    of a block is merged, for the ideal by FLOPs (None: there is no such ideal)."""
+    """`make` turns a ModelPatcher into a patched clone. One sample is the last step of a run of `steps`; `where` says
+    which part of a block is merged, for the ideal by FLOPs (None: there is no such ideal)."""
 
     name: str
     make: Callable
@@ -36,40 +34,22 @@ def none() -> Method:
 # --------------------------------------------------------------------------- ours
 
 
-def toma(ratio: float, tile: int = 8, name: str = "toma") -> Method:
-    """Merged and chosen anew at every step: the dearest way."""
-    from comfyui_toma.toma_core.settings import Settings
+def toma(ratio: float, family: str) -> Method:
+    """Merged and chosen anew at every step, kept tokens ride. On a DiT the first step is full: there is no clean estimate
+    to choose by."""
+    from comfyui_toma.toma_core.settings import PRESETS
 
-    settings = Settings(
-        ratio=ratio,
-        tile_size=tile,
-        carry_detail=False,
-        reselect_every=1,
-        reweight_every=1,
-        skip_first_blocks=0,
-    )
-    return Method(name, partial(_toma, settings), ratio, where="whole block", note="chosen anew at every step")
-
-
-def carried(ratio: float) -> Method:
-    """Four steps, every other one merged: the last is one that carries detail along its drift."""
-    from comfyui_toma.toma_core.settings import Settings
-
-    settings = Settings(ratio=ratio, tile_size=CARRIED_TILE, reselect_every=2, reweight_every=2, skip_first_blocks=0)
-    return Method("toma carried", partial(_toma, settings), ratio, steps=4, where="whole block", note="carry_detail")
+    base = PRESETS["balanced"]["unet" if family == "unet" else "dit"]
+    settings = replace(base, ratio=ratio, tolerance=0.0, end_percent=1.0)
+    steps = 1 if family == "unet" else 2
+    return Method("ToMA", partial(_toma, settings), ratio, steps, "whole block", "kept tokens ride")
 
 
 def paper(family: str) -> Method:
     from comfyui_toma.toma_core.settings import PRESETS
 
-    settings = replace(PRESETS["paper"][family], skip_first_blocks=0)
-    return Method(
-        "toma paper",
-        partial(_toma, settings),
-        settings.ratio,
-        where=settings.merge.value,
-        note="preset paper",
-    )
+    settings = replace(PRESETS["paper"]["unet" if family == "unet" else "dit"], skip_first_blocks=0)
+    return Method("paper", partial(_toma, settings), settings.ratio, 1, settings.merge.value, "preset paper")
 
 
 def _toma(settings, model):
@@ -269,15 +249,6 @@ def hypertile(max_depth: int = 0) -> Method:
     name = "HyperTile" if max_depth == 0 else f"HyperTile depth {max_depth}"
     note = "as shipped" if max_depth == 0 else f"tile 256, max_depth {max_depth}"
     return Method(name, lambda model: _output(HyperTile.execute(model, 256, 2, max_depth, False)), note=note)
-
-
-def easycache(steps: int = 8) -> Method:
-    from comfy_extras.nodes_easycache import EasyCacheNode
-
-    return Method(
-        "EasyCache", lambda model: _output(EasyCacheNode.execute(model, 0.2, 0.15, 0.95, False)), steps=steps,
-        note="as shipped; what it skips depends on the picture, and these weights are random",
-    )  # fmt: skip
 
 
 def _output(node_output):

@@ -24,31 +24,17 @@ FLUX = {
 }  # fmt: skip
 
 
-def one_block_unet(channels: int):
-    """A ModelPatcher around a UNet of one resolution with one res block and one transformer block of this width.
-
-    The way up, which would cost more than both, only drops what the skip connections bring. Nodes that look at
-    the size of the latent see that of the whole SDXL."""
+def one_row_unet(channels: int, depth: int):
+    """A ModelPatcher around a UNet of one resolution: one res block and one spatial transformer of this width, as deep as
+    SDXL's. The way up, which would cost more than both, only drops what the skip connections bring."""
     config = {
-        **SDXL, "model_channels": channels, "num_res_blocks": [1], "channel_mult": [1], "transformer_depth": [1],
+        **SDXL, "model_channels": channels, "num_res_blocks": [1], "channel_mult": [1], "transformer_depth": [depth],
         "transformer_depth_output": [0, 0], "transformer_depth_middle": -2,
     }  # fmt: skip
     model = unet(config)
     for block in model.model.diffusion_model.output_blocks:
         block[0] = _Drop(channels)
-    transformer = model.model.diffusion_model.input_blocks[1][1].transformer_blocks[0]
-    transformer.register_forward_pre_hook(_as_in_sdxl, with_kwargs=True)
     return model
-
-
-def _as_in_sdxl(block: torch.nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-    options = kwargs["transformer_options"]
-    times = block.norm1.weight.shape[0] // SDXL["model_channels"]
-    b, c, height, width = options["activations_shape"]
-    return args, {
-        **kwargs,
-        "transformer_options": {**options, "original_shape": [b, 4, height * times, width * times]},
-    }
 
 
 class _Drop(torch.nn.Module):

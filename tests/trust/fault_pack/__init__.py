@@ -53,7 +53,7 @@ class TrustFault:
 
     def arm(self, model, fault, at, meeting=""):
         model, calls = model.clone(), 0
-        ours = next(m for name, m in sys.modules.items() if name.endswith("toma_core.patcher.call"))
+        ours = next(m for name, m in sys.modules.items() if name.endswith("toma_core.merge"))
 
         def wrapper(apply_model, args):
             nonlocal calls
@@ -78,11 +78,11 @@ def without_memory(module, work):
     def never(*_, **__):
         raise torch.cuda.OutOfMemoryError("on purpose")
 
-    original, module.reselect = module.reselect, never
+    original, module.select = module.select, never
     try:
         return work()
     finally:
-        module.reselect = original
+        module.select = original
 
 
 def meet(sign: Path, seconds: float = 60) -> None:
@@ -126,7 +126,8 @@ class TrustDigest:
         alive = [
             type(o).__name__
             for o in gc.get_objects()
-            if "toma_core" in str(type(o).__module__) and type(o).__name__ in ("Merge", "Kept", "Call", "Run")
+            if "toma_core" in str(type(o).__module__)
+            and type(o).__name__ in ("Merge", "Kept", "Evaluation", "Run", "Anchor")
         ]
         digest = hashlib.sha256(latent["samples"].contiguous().numpy().tobytes()).hexdigest()
         finite = bool(torch.isfinite(latent["samples"]).all())

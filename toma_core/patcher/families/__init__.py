@@ -29,4 +29,4 @@ def family_of(model) -> Family:
     found = entry_of(network)
     if isinstance(found, Entry):
         return DiTFamily(network, found)
-    return Unmerged(name, found or f"where the tokens of a {name} ({type(network).__name__}) lie is not known")
+    return Unmerged(name, found or f"it is not known where those of {name} ({type(network).__name__}) lie")

@@ -191,7 +191,7 @@ class DiTFamily(Family):
         if isinstance(text, Tensor):
             evaluation.scratch[TEXT] = text.shape[1]
         tokens = sequence.flatten(1, -2)
-        if stream.side and evaluation.settings.rides:
+        if stream.side:
             if begins:
                 evaluation.count(place, evaluation.grid, tokens, count, count)
                 return run(args)
@@ -281,10 +281,10 @@ def _shorter(stream: Stream, evaluation: Evaluation, args: dict, options: dict, 
         tokens = tokens[:, :, None, None] if frames else tokens[:, None, :, None]
     changed = {**args, stream.image: tokens}
     for name in (*stream.rows, *stream.masks, *frames):
-        if isinstance(args.get(name), (Tensor, tuple)):
+        if isinstance(args.get(name), (Tensor, tuple) if stream.tuples else Tensor):
             changed[name] = argument(stream, evaluation, name, args[name], cut)
         elif name in stream.rows:
-            raise Unmergeable(f"{stream.blocks} have no {name}")
+            raise Unmergeable(f"{stream.blocks} are given no {name}, or in another way than is known")
     for name in stream.bounds:
         if name in args:
             changed[name] = cut.bound(args[name])

@@ -50,6 +50,7 @@ class Stream:
     text        the argument with text tokens apart
     start       where in the sequence the image begins
     rows        arguments with a row for each token -> the dimension in which they lie
+    tuples      whether they may be tuples of tensors with such rows
     text_first  whether rows of a text apart come before those of the image
     masks       attention masks, [..., L, L] or [..., 1, L]
     per_frame   arguments with a row for each frame of a video -> how many dimensions they have if so
@@ -71,6 +72,7 @@ class Stream:
     text: str = ""
     start: Callable[[Sequence], int | None] = first
     rows: Mapping[str, int] = field(default_factory=dict)
+    tuples: bool = False
     text_first: bool = True
     masks: tuple[str, ...] = ()
     per_frame: Mapping[str, int] = field(default_factory=dict)

@@ -37,9 +37,9 @@ class Cut:
         return torch.cat((sequence[:, : self.start], kept, sequence[:, self.start + now :]), 1)
 
     def argument(self, stream: Stream, name: str, value: Tensor | tuple) -> Tensor | tuple:
-        """An argument of a block, for the tokens that are left. Of a tuple the first part has the rows (LTX)."""
+        """An argument of a block, for the tokens that are left; of a tuple (LTX) all its tensors."""
         if isinstance(value, tuple):
-            return self.argument(stream, name, value[0]), *value[1:]
+            return tuple(self.argument(stream, name, part) if isinstance(part, Tensor) else part for part in value)
         if name in stream.per_frame:
             each = ceil(self.full / value.shape[1])
             return _take(value, self._rows(self.full, 0).div(each, rounding_mode="floor"), 1)

@@ -99,6 +99,7 @@ _WAN = Stream(
     per_frame={"vec": 4},
     crosses=True,
     of_text=("cross_attn.k", "cross_attn.v"),
+    per_image=("_img",),  # each token of the context meets one pair of keys and values, of the text or of an image
 )
 
 ENTRIES = [
@@ -309,6 +310,7 @@ ENTRIES = [
                 "double_block",
                 text="txt",
                 rows={"pe": 1, "vec": 1},
+                tuples=True,
                 alone=("self_attention_mask",),
                 crosses=True,
                 of_text=("attn2.to_k", "attn2.to_v"),

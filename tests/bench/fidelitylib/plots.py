@@ -1,0 +1,101 @@
+"""Plots of the frontier, and contact sheets."""
+
+from __future__ import annotations
+
+from math import ceil
+from pathlib import Path
+
+import torch
+from PIL import Image, ImageDraw
+from torch import Tensor
+
+from .methods import METHODS, OUR_COLOURS, OURS, Point
+from .regimes import REGIMES, Regime
+from .rows import of_regime
+from .statistics import standard_error
+from .studio import Studio
+
+FASTEST = 5.0
+COLUMNS = 3
+SHOWN = 6  # prompts on a sheet
+
+
+def frontiers(rows: list[dict], folder: Path) -> None:
+    """One image: a panel a regime, LPIPS against speed-up, a colour a method."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    there = [regime for regime in REGIMES if of_regime(rows, regime)]
+    if not there:
+        return
+    lines = ceil(len(there) / COLUMNS)
+    figure, panels = plt.subplots(lines, COLUMNS, figsize=(4.6 * COLUMNS, 3.3 * lines), squeeze=False)
+    for axes, regime in zip(panels.flat, there):
+        _panel(axes, regime, of_regime(rows, regime))
+    for axes in panels.flat[len(there) :]:
+        axes.axis("off")
+    handles: dict[str, object] = {}
+    for axes in panels.flat:
+        handles.update({label: handle for handle, label in zip(*axes.get_legend_handles_labels())})
+    figure.legend(handles.values(), handles.keys(), loc="lower center", ncols=5, fontsize=10, frameon=False)
+    figure.tight_layout(rect=(0, 0.11 if lines < 3 else 0.06, 1, 1))
+    folder.mkdir(parents=True, exist_ok=True)
+    figure.savefig(folder / "frontier.png", dpi=100)
+    plt.close(figure)
+
+
+def _panel(axes, regime: Regime, rows: list[dict]) -> None:
+    colours = {**OUR_COLOURS, **{method.name: method.colour for method in METHODS}}
+    names = {"tolerance": "ours"}
+    curves: dict[str, list[dict]] = {}
+    for row in sorted(rows, key=lambda row: row["speedup"]):
+        if row["lpips"] > 0 and 1.02 < row["speedup"] <= FASTEST * 1.05:
+            curves.setdefault(names.get(row["method"], row["method"]), []).append(row)
+    for name, curve in curves.items():
+        if name not in colours:
+            continue
+        strong = name == "ours"
+        error = [standard_error(row["each"]["lpips"]) if row["prompts"] > 1 else 0 for row in curve]
+        axes.errorbar(
+            [row["speedup"] for row in curve], [row["lpips"] for row in curve], yerr=error, label=name,
+            color=colours[name], marker="o",
+            ms=5 if strong else 3.5, lw=2.8 if strong else 1.2, zorder=3 if strong else 2,
+        )  # fmt: skip
+    for row in rows:
+        if row["method"] in OURS and row["lpips"] > 0:
+            place = (row["speedup"], row["lpips"])
+            axes.plot(*place, marker="*", ms=11, color=OUR_COLOURS["ours"], mec="white", zorder=4)
+            axes.annotate(row["method"], place, fontsize=7, xytext=(4, -9), textcoords="offset points")
+    axes.set(xlim=(1, FASTEST), yscale="log")
+    axes.set_title(regime.describe(), fontsize=8)
+    axes.set_xlabel("speed-up by FLOPs of the full-size model", fontsize=8)
+    axes.set_ylabel("LPIPS to the unmerged image", fontsize=8)
+    axes.grid(alpha=0.3, which="both")
+
+
+def sheet(studio: Studio, points: list[Point], path: Path) -> None:
+    """The first images of each point, a row each."""
+    shown: dict[str, list[Tensor]] = {}
+    for point in points:
+        drawn = [studio.drawn(point, name).image for name in studio.names[:SHOWN] if studio.is_drawn(point, name)]
+        if drawn:
+            shown[f"{point.method}\n{point.setting}"] = drawn
+    if shown:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        contact_sheet(shown).save(path)
+
+
+def contact_sheet(shown: dict[str, list[Tensor]], margin: int = 170) -> Image.Image:
+    """Images [H, W, 3] in rows, with the name of each row at the left."""
+    height, width = next(iter(shown.values()))[0].shape[:2]
+    count = max(len(images) for images in shown.values())
+    whole = Image.new("RGB", (margin + count * width, len(shown) * height), "white")
+    draw = ImageDraw.Draw(whole)
+    for row, (name, images) in enumerate(shown.items()):
+        draw.multiline_text((6, row * height + height // 2 - 14), name, fill="black")
+        for column, image in enumerate(images):
+            pixels = (image.clamp(0, 1) * 255).round().to(torch.uint8).numpy()
+            whole.paste(Image.fromarray(pixels), (margin + column * width, row * height))
+    return whole

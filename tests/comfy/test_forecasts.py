@@ -1,0 +1,401 @@
+"""Forecasts in real sampling runs: what they spare, where they must not cross, and that they hold to a run."""
+
+from __future__ import annotations
+
+import copy
+
+import builders
+import models as tiny
+import pytest
+import setups
+import torch
+from told import report
+
+RUN = {"width": 64, "height": 64, "steps": 12, "cfg": 2.0}
+EAGER = {"ratio": 0.0, "tolerance": 0.9}
+
+
+class EveryOther:
+    """A plan that forecasts whatever can be: only the history can forbid it."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+        self.learnt: list[float] = []
+        self.restarts = 0
+
+    def next(self, moment, places):
+        from comfyui_toma.toma_core.plan import Decision, Kind
+
+        self.asked.append(len(places))
+        return Decision(Kind.FORECAST if len(places) == 2 and len(self.asked) % 2 else Kind.FULL, "as it is told")
+
+    def learn(self, error):
+        self.learnt.append(error)
+        return error
+
+    def restart(self):
+        self.restarts += 1
+
+
+def planned(model, kind: type = EveryOther, **settings):
+    from comfyui_toma.toma_core.patcher import patch
+    from comfyui_toma.toma_core.settings import Settings
+
+    plans: list[EveryOther] = []
+
+    def plan():
+        plans.append(kind())
+        return plans[-1]
+
+    return patch(model, Settings(**{**EAGER, **settings}), plan=plan), plans
+
+
+def network_calls(model) -> tuple[object, list]:
+    from comfy.patcher_extension import WrappersMP
+
+    calls: list[float] = []
+    model = model.clone()
+
+    def count(executor, x, t, *args, **kwargs):
+        calls.append(float(t.flatten()[0]))
+        return executor(x, t, *args, **kwargs)
+
+    model.add_wrapper_with_key(WrappersMP.DIFFUSION_MODEL, "count", count)
+    return model, calls
+
+
+@pytest.mark.parametrize("name", ["flux", "sdxl", "sd15", "flux2"])
+def test_a_forecast_step_runs_nothing(models, merged, name):
+    counted, calls = network_calls(models[name])
+    before = builders.sample(counted, **{**RUN, "cfg": 1.0})
+    full = len(calls)
+    patched = merged(counted, **EAGER)
+    calls.clear()
+    out = builders.sample(patched, **{**RUN, "cfg": 1.0})
+    told = report(patched)
+    assert full == RUN["steps"] == len(told.kinds)
+    assert len(calls) == full - told.counts["forecast"] < full
+    assert told.work_speedup == pytest.approx(full / len(calls), rel=1e-6)
+    assert [e.work for e in told.evaluations if e.kind == "forecast"] == [0.0] * told.counts["forecast"]
+    assert 0 < (out - before).norm() < 0.5 * before.norm()
+
+
+@pytest.mark.parametrize("name", ["flux", "sdxl"])
+def test_less_tolerance_is_closer(models, merged, name):
+    before = builders.sample(models[name], **RUN)
+    near, eager = (merged(models[name], ratio=0.0, tolerance=tolerance) for tolerance in (0.05, 1.0))
+    distances = [float((builders.sample(patched, **RUN) - before).norm()) for patched in (near, eager)]
+    counts = [report(patched).counts["forecast"] for patched in (near, eager)]
+    assert counts[0] < counts[1] and distances[0] < distances[1], (distances, counts)
+
+
+# --------------------------------------------------------------------------- breaks
+
+
+def late(model):
+    return setups.late(model, 64, 64)
+
+
+def control_for_a_part(model):
+    import nodes
+
+    make = tiny.control_sdxl if "model_channels" in model.model.model_config.unet_config else tiny.control_flux
+    hint = torch.rand(1, 64, 64, 3, generator=torch.Generator().manual_seed(7))
+    positive, negative = setups.plain(model, 64, 64)
+    return nodes.ControlNetApplyAdvanced().apply_controlnet(positive, negative, make(model), hint, 0.8, 0.0, 0.5)
+
+
+def keyframes(model):
+    import comfy.hooks
+
+    group = comfy.hooks.HookGroup()
+    hook = comfy.hooks.TransformerOptionsHook(transformers_dict={})
+    hook.hook_keyframe = comfy.hooks.HookKeyframeGroup()
+    for strength, start in ((1.0, 0.0), (0.5, 0.5)):
+        hook.hook_keyframe.add(comfy.hooks.HookKeyframe(strength=strength, start_percent=start))
+    group.add(hook)
+    positive, negative = setups.plain(model, 64, 64)
+    return [[text, {**about, "hooks": group}] for text, about in positive], negative
+
+
+BREAKS = {"conditioning": late, "controlnet": control_for_a_part, "hook keyframe": keyframes}
+
+
+def check_break(models, conds, name: str = "flux") -> None:
+    """The first evaluation after something began or ended has no history, and so runs in full."""
+    model = models[name]
+    positive, negative = BREAKS[conds](model)
+    patched, plans = planned(model)
+    builders.sample(patched, **RUN, positive=positive, negative=negative)
+    plan, told = plans[-1], report(patched)
+    assert plan.restarts == 1 and plan.asked.count(0) == 2, plan.asked
+    broken = plan.asked.index(0, 1)
+    assert 2 < broken < RUN["steps"] - 1 and told.kinds[broken] == told.kinds[broken + 1] == "full"
+    assert told.counts["forecast"] >= 3
+    # half of the schedule, by the sigmas of the model itself
+    ms = model.get_model_object("model_sampling")
+    half = ms.percent_to_sigma(0.5)
+    assert told.evaluations[broken - 1].sigma > half >= told.evaluations[broken].sigma or conds == "controlnet"
+
+
+@pytest.mark.parametrize("conds", BREAKS)
+@pytest.mark.parametrize("name", ["flux", "sdxl"])
+def test_a_forecast_does_not_cross_a_break(models, conds, name):
+    check_break(models, conds, name)
+
+
+def test_without_a_break_there_is_none(models):
+    patched, plans = planned(models["flux"])
+    builders.sample(patched, **RUN)
+    assert plans[-1].restarts == 0 and plans[-1].asked[:3] == [0, 1, 2] and set(plans[-1].asked[2:]) == {2}
+
+
+def custom(model, sigmas, sampler="euler", noise=None):
+    import comfy.sample
+    import comfy.samplers
+
+    latent = builders.empty_latent(model, 64, 64)
+    noise = comfy.sample.prepare_noise(latent, 1) if noise is None else noise
+    cond = builders.conditioning(model)
+    kind = comfy.samplers.sampler_object(sampler) if isinstance(sampler, str) else sampler
+    args = (model, noise, 1.0, kind, torch.tensor(sigmas), cond, cond, latent)
+    return comfy.sample.sample_custom(*args, disable_pbar=True, seed=1)
+
+
+SCHEDULES = {
+    "backwards": ([1.0, 0.9, 0.8, 0.7, 0.85, 0.6, 0.4, 0.2, 0.0], 4),
+    "steps that put noise in": ([0.8, 0.7, 0.6, 0.9, 0.5, 0.3, 0.0], 3),
+}
+
+
+@pytest.mark.parametrize("case", SCHEDULES)
+def test_nor_a_schedule_that_goes_back(models, case):
+    sigmas, broken = SCHEDULES[case]
+    patched, plans = planned(models["flux"])
+    out = custom(patched, sigmas)
+    assert torch.isfinite(out).all()
+    assert plans[-1].asked[broken] == 0 and plans[-1].restarts == 1, plans[-1].asked
+
+
+def test_nor_steps_that_a_sampler_leaves_out(models):
+    """As samplers of other packs do that skip steps by themselves."""
+    import comfy.samplers
+
+    def skips(model, x, sigmas, extra_args=None, callback=None, disable=None):
+        for i in (0, 1, 2, 6, 7, 8):
+            denoised = model(x, sigmas[i] * x.new_ones([x.shape[0]]), **(extra_args or {}))
+            x = denoised + sigmas[i + 1] * torch.zeros_like(x)
+        return x
+
+    patched, plans = planned(models["flux"])
+    custom(patched, [1 - i / 9 for i in range(10)], comfy.samplers.KSAMPLER(skips))
+    assert plans[-1].asked[3] == 0 and plans[-1].restarts == 1, plans[-1].asked
+
+
+def test_nor_another_size_of_the_latent(models):
+    """A sampler that grows its latent on the way."""
+    import comfy.samplers
+
+    def grows(model, x, sigmas, extra_args=None, callback=None, disable=None):
+        for i in range(len(sigmas) - 1):
+            if i == 4:
+                x = torch.cat((x, x), 2)
+            denoised = model(x, sigmas[i] * x.new_ones([x.shape[0]]), **(extra_args or {}))
+            x = x + (x - denoised) / sigmas[i] * (sigmas[i + 1] - sigmas[i])
+        return x
+
+    patched, plans = planned(models["flux"])
+    out = custom(patched, [1 - i / 9 for i in range(10)], comfy.samplers.KSAMPLER(grows))
+    assert out.shape[2] == 16 and plans[-1].asked[4] == 0 and plans[-1].restarts == 1, plans[-1].asked
+
+
+@pytest.mark.parametrize("name", ["flux", "sdxl"])
+def test_nor_an_answer_of_another_node(models, name):
+    """A cache that answers in the model's place, as EasyCache and LazyCache do: what it says is no history."""
+    from comfy.patcher_extension import WrappersMP
+
+    model, seen = models[name].clone(), []
+
+    def cache(executor, x, *args, **kwargs):
+        seen.append(executor(x, *args, **kwargs) if len(seen) != 4 else seen[-1])
+        return seen[-1]
+
+    model.add_wrapper_with_key(WrappersMP.DIFFUSION_MODEL, "cache", cache)
+    patched, plans = planned(model)
+    builders.sample(patched, **{**RUN, "cfg": 1.0})
+    told = report(patched)
+    answered = [i for i, e in enumerate(told.evaluations) if "another node answered" in e.why]
+    assert len(answered) == 1 and plans[-1].restarts == 1
+    assert plans[-1].asked[answered[0] + 1] == 0 and told.evaluations[answered[0]].error is None
+
+
+@pytest.mark.parametrize("kind", ["EasyCacheNode", "LazyCacheNode"])
+def test_with_comfyuis_own_caches(models, merged, kind):
+    import comfy_extras.nodes_easycache as caches
+
+    make = getattr(caches, kind).execute
+    for order in (lambda: make(merged(models["flux"], **EAGER), 3.0, 0.0, 1.0, False).args[0],
+                  lambda: merged(make(models["flux"], 3.0, 0.0, 1.0, False).args[0], **EAGER)):  # fmt: skip
+        patched = order()
+        assert torch.isfinite(builders.sample(patched, **RUN)).all()
+        told = report(patched)
+        assert told.finished
+        answered = [i for i, e in enumerate(told.evaluations) if "another node answered" in e.why]
+        assert all(told.kinds[i + 1] == "full" for i in answered if i + 1 < len(told.kinds))
+
+
+# --------------------------------------------------------------------------- a run is one run
+
+
+def check_runs_apart(models, merged) -> None:
+    """The history of a run is not that of the next, of any size."""
+    patched = merged(models["flux"], **EAGER)
+    fresh = builders.sample(patched, **RUN)
+    builders.sample(patched, **{**RUN, "seed": 4})
+    assert torch.equal(fresh, builders.sample(patched, **RUN))
+    builders.sample(patched, **{**RUN, "width": 96, "steps": 3})
+    assert torch.equal(fresh, builders.sample(patched, **RUN))
+
+
+def test_runs_are_apart(models, merged):
+    check_runs_apart(models, merged)
+
+
+def test_options_that_are_copied_deeply_are_the_same_run(models, merged):
+    """As packs do, at each step: the same image, the same number of forecasts."""
+    from comfy.patcher_extension import WrappersMP
+
+    def copies(executor, x, timestep, model_options={}, seed=None):  # noqa: B006
+        return executor(x, timestep, copy.deepcopy(model_options), seed)
+
+    for settings in (EAGER, {"ratio": 0.5}, {"ratio": 0.5, "tolerance": 0.3}):
+        for name in ("flux", "sdxl"):
+            plain = merged(models[name], **settings)
+            copying = merged(models[name], **settings)
+            copying.add_wrapper_with_key(WrappersMP.PREDICT_NOISE, "copies", copies)
+            assert torch.equal(builders.sample(plain, **RUN), builders.sample(copying, **RUN)), (name, settings)
+            assert report(plain).kinds == report(copying).kinds
+
+
+class Full(EveryOther):
+    def next(self, moment, places):
+        from comfyui_toma.toma_core.plan import Decision, Kind
+
+        self.asked.append(len(places))
+        return Decision(Kind.FULL, "as it is told")
+
+
+def check_grades(models) -> None:
+    """The grade of an evaluation is the relative error of the forecast in its place, and reaches it and the plan."""
+    from comfyui_toma.toma_core.forecast import GAIN
+
+    patched, plans = planned(models["flux"], Full)
+    answers: list[torch.Tensor] = []
+    builders.sample(patched, **{**RUN, "steps": 6}, callback=lambda step, x0, *_: answers.append(x0.clone()))
+    told = report(patched)
+    places = [1 - e.sigma for e in told.evaluations]  # of a flow
+    wanted = [None, float((answers[0] - answers[1]).norm() / answers[1].norm())]
+    for i in range(2, 5):
+        ahead = GAIN * (places[i] - places[i - 1]) / (places[i - 1] - places[i - 2])
+        forecast = answers[i - 1] + ahead * (answers[i - 1] - answers[i - 2])
+        wanted.append(float((forecast - answers[i]).norm() / answers[i].norm()))
+    errors = [e.error for e in told.evaluations]
+    assert errors[0] is None and errors[-1] is None, "the last one nobody reads"
+    assert errors[1:-1] == pytest.approx(wanted[1:], rel=1e-3) and plans[-1].learnt == errors[1:-1]
+
+
+def test_grades_are_of_their_step(models):
+    check_grades(models)
+
+
+def test_error_maps_are_recorded_for_a_preview(models):
+    from comfyui_toma.toma_core.patcher import patch
+    from comfyui_toma.toma_core.settings import Settings
+
+    patched = patch(models["flux"], Settings(**EAGER), record=True)
+    builders.sample(patched, **RUN)
+    told = report(patched)
+    ran = [e.step for e in told.evaluations if e.kind != "forecast"]
+    assert [shown.step for shown in told.error_maps] == ran[1:]
+    assert all(shown.error.shape == (1, 1, 8, 8) and torch.isfinite(shown.error).all() for shown in told.error_maps)
+
+
+@pytest.mark.parametrize("settings", [EAGER, {"ratio": 0.5, "tolerance": 0.3}, {"ratio": 0.5}], ids=str)
+@pytest.mark.parametrize("name", ["flux", "sdxl"])
+def test_at_most_one_read_from_the_device_a_step(models, merged, monkeypatch, name, settings):
+    """Counted by what torch dispatches while the run's own code is at work, the sampler's and the model's aside."""
+    from comfyui_toma.toma_core.patcher.run import Run
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    reads: list[str] = []
+
+    class Reads(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func.overloadpacket.__name__ in ("_local_scalar_dense", "item", "nonzero", "is_nonzero", "equal"):
+                reads.append(func.overloadpacket.__name__)
+            return func(*args, **(kwargs or {}))
+
+    class Aside:
+        """The executor of what is not ours: not counted."""
+
+        def __init__(self, executor) -> None:
+            self.executor, self.class_obj = executor, executor.class_obj
+
+        def __call__(self, *args, **kwargs):
+            before = len(reads)
+            out = self.executor(*args, **kwargs)
+            del reads[before:]
+            return out
+
+    predict, each = Run.predict_noise, []
+
+    def counted(self, executor, *args, **kwargs):
+        before = len(reads)
+        with Reads():
+            out = predict(self, Aside(executor), *args, **kwargs)
+        each.append(len(reads) - before)
+        return out
+
+    monkeypatch.setattr(Run, "predict_noise", counted)
+    builders.sample(merged(models[name], **settings), **RUN)
+    # one of a tensor of two numbers is two scalars read at once; the first step reads the schedule, too
+    assert len(each) == RUN["steps"] and max(each[1:]) <= 2, each
+
+
+def test_inside_the_network_nothing_is_read(models, merged):
+    """Our seams in merged calls: nothing waits for the device."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    found: dict[str, list[str]] = {"plain": [], "merged": []}
+
+    class Reads(TorchDispatchMode):
+        def __init__(self, into: list) -> None:
+            super().__init__()
+            self.into = into
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            name = func.overloadpacket.__name__
+            if name in (
+                "_local_scalar_dense",
+                "nonzero",
+                "sort",
+                "topk",
+                "scatter",
+                "scatter_add",
+                "index_put",
+                "equal",
+            ):
+                self.into.append(name)
+            return func(*args, **(kwargs or {}))
+
+    for name in ("flux", "sdxl"):
+        for which, model in (("plain", models[name]), ("merged", merged(models[name], ratio=0.5, reselect_every=2))):
+            model = model.clone()
+
+            def watched(apply_model, args, into=found[which]):
+                with Reads(into):
+                    return apply_model(args["input"], args["timestep"], **args["c"])
+
+            model.set_model_unet_function_wrapper(watched)
+            builders.sample(model, **{**RUN, "steps": 4})
+    assert found["merged"] == found["plain"]
