@@ -26,6 +26,8 @@ export function addElement(node, name, element, minHeight, maxHeight) {
     getMaxHeight: maxHeight && (() => maxHeight() + 2 * MARGIN),
   });
   widget.serialize = false;
+  // The classic renderer notes a width of its own there at a click, and keeps it: ours is always the node's.
+  Object.defineProperty(widget, "width", { get: () => undefined, set() {}, configurable: true });
   return widget;
 }
 

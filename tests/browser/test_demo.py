@@ -159,12 +159,14 @@ def test_wipe_by_mouse_touch_and_keyboard(canvas, renderer, ran):
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowRight")
     assert abs(at() - 27) < 2
+    assert root.query_selector(".toma-wiped").bounding_box() == box, "the canvas stayed where it was"
     session = page.context.new_cdp_session(page)
     for kind, across in (("touchStart", 0.5), ("touchMove", 0.7), ("touchMove", 0.75)):
         points = [{"x": box["x"] + box["width"] * across, "y": y}]
         session.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
     session.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
     session.detach()
+    assert root.query_selector(".toma-wiped").bounding_box() == box, "the canvas stayed where it was"
     assert abs(at() - 75) < 2
     pair = root.query_selector_all(".toma-wipe-box")
     assert len(pair) == 2 and all(one.bounding_box()["width"] > 100 for one in pair), "the difference stands beside it"
