@@ -34,3 +34,33 @@ def merged(comfy):
         return patch(model, Settings(**{"skip_first_blocks": 0, "reselect_every": 3, **settings}))
 
     return patched
+
+
+@pytest.fixture(scope="module")
+def plain(comfy):
+    """plain(name, **size): the latent of a tiny model without the pack, sampled once."""
+    import tiny_models
+
+    known: dict = {}
+
+    def sampled(name: str, **size):
+        key = (name, *size.items())
+        if key not in known:
+            known[key] = tiny_models.sample(tiny_models.CASES[name], tiny_models.build(name), **size)
+        return known[key]
+
+    return sampled
+
+
+@pytest.fixture(scope="module")
+def patched(comfy):
+    """patched(name, ratio, ...): the tiny model with the pack."""
+    import tiny_models
+    from comfyui_toma.toma_core.patcher import patch
+    from comfyui_toma.toma_core.settings import Settings
+
+    def make(name: str, model=None, select=None, **settings):
+        options = {"select": select} if select else {}
+        return patch(model or tiny_models.build(name), Settings(**{"reselect_every": 1, **settings}), **options)
+
+    return make
