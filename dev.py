@@ -8,7 +8,8 @@
     python dev.py run SCRIPT [args]      any script, in the same environment
     python dev.py setup                  only prepare (what every other command does first)
 
-Standard library only. Everything it makes lies in .dev/, which may be deleted at any time.
+Standard library only. Everything it makes lies in .dev/ (or in the folder that TOMA_DEV names), which may be deleted
+at any time.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
-DEV = ROOT / ".dev"
+# TOMA_DEV names another folder, for a checkout that can't be written to.
+DEV = Path(os.environ.get("TOMA_DEV") or ROOT / ".dev").absolute()
 TESTS = ROOT / "tests"
 
 # ComfyUI is not on the registry by itself: this project's sdists carry the whole tree.
@@ -91,7 +93,7 @@ def digest(*parts: str) -> str:
 @contextlib.contextmanager
 def lock():
     """Only one dev.py prepares at a time. The operating system frees the lock if its holder dies."""
-    DEV.mkdir(exist_ok=True)
+    DEV.mkdir(parents=True, exist_ok=True)
     with open(DEV / "lock", "a+b") as file:
         waiting = False
         while not try_lock(file):
@@ -203,6 +205,7 @@ class Environment:
         env = own_environment()
         env["PYTHONPATH"] = os.pathsep.join([str(self.pins), str(TESTS / "support")])
         env["COMFYUI_PATH"] = str(self.tree)
+        env["TOMA_DEV"] = str(DEV)
         return env
 
     def run(self, arguments: list, **variables: str) -> int:
@@ -220,7 +223,7 @@ class Environment:
 def prepare(options: argparse.Namespace, with_test_tools: bool = True) -> Environment:
     if sys.version_info < (3, 10):  # noqa: UP036 - whoever starts it with an older one should read why
         raise Stop(f"Python 3.10 or newer is needed and this is {sys.version.split()[0]}: use a newer one.")
-    DEV.mkdir(exist_ok=True)
+    DEV.mkdir(parents=True, exist_ok=True)
     (DEV / "tmp").mkdir(exist_ok=True)
     if options.comfyui_path:
         tree = Path(options.comfyui_path).expanduser().resolve()
@@ -301,7 +304,7 @@ def virtual_environment() -> Path:
 def make_virtual_environment(venv: Path, python: Path) -> None:
     if shutil.disk_usage(DEV).free < DISK_NEEDED:
         raise Stop(f"The disk is full: free {DISK_NEEDED // GIGABYTE} GB and run the same command again.")
-    say(f"Preparing {venv.relative_to(ROOT)} (once)")
+    say(f"Preparing {venv} (once)")
     shutil.rmtree(venv, ignore_errors=True)
     call("Python environment", [sys.executable, "-m", "venv", venv], "venv")
     call("torch", [*pip_install(python), *TORCH, "numpy", "Pillow"], "torch")
@@ -471,7 +474,7 @@ def test(options: argparse.Namespace, rest: list[str]) -> int:
 
 def run_pytest(environment: Environment, rest: list[str]) -> int:
     # The checkout is a package, but the tests are no part of it: pytest is not to import it on its own.
-    command = ["-m", "pytest", f"--confcutdir={TESTS}", *rest]
+    command = ["-m", "pytest", f"--confcutdir={TESTS}", "-o", f"cache_dir={DEV / 'pytest_cache'}", *rest]
     command += [] if named_tests(rest) else [*TWO_AT_ONCE, TESTS]
     return environment.run(command, CHROMIUM=ensure_chromium(), **ONE_THREAD)
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from comfy_server import DEV
+
 ROOT = Path(__file__).resolve().parents[2]
 READY = "() => window.app?.extensionManager?.spinner === false"
-SCREENSHOTS = ROOT / ".dev" / "screenshots"
+SCREENSHOTS = DEV / "screenshots"
 
 BUILD = """async ({nodes, links, groups}) => {
   const made = {};

@@ -19,6 +19,7 @@ from pathlib import Path
 import websocket
 
 ROOT = Path(__file__).resolve().parents[2]
+DEV = Path(os.environ.get("TOMA_DEV") or ROOT / ".dev")  # what dev.py makes
 DEMO_PACK = ROOT / "tests" / "demo_pack"
 PACK_NAME = "ComfyUI-ToMA"
 

@@ -14,7 +14,7 @@ import numpy
 import psutil
 from comfy_server import (
     DEMO_PACK,
-    ROOT,
+    DEV,
     ComfyServer,
     Finished,
     PromptError,
@@ -24,7 +24,7 @@ from PIL import Image
 
 import workflows
 
-HOME = ROOT / ".dev" / "home"
+HOME = DEV / "home"
 WORKFLOW = DEMO_PACK / "workflows" / "toma-demo.json"
 MODELS = {"Flux": "flux", "SDXL": "sdxl-like unet"}
 

@@ -4,7 +4,7 @@ import argparse
 import signal
 import sys
 
-from comfy_server import ROOT, ComfyServer, port_is_taken
+from comfy_server import DEV, ComfyServer, port_is_taken
 
 
 def main() -> int:
@@ -15,7 +15,7 @@ def main() -> int:
         print(f"Port {options.port} is taken: stop what uses it, or choose another with --port.")
         return 1
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    server = ComfyServer(ROOT / ".dev" / "home", port=options.port, arguments=tuple(rest))
+    server = ComfyServer(DEV / "home", port=options.port, arguments=tuple(rest))
     print("Starting ComfyUI ...", flush=True)
     try:
         with server:
