@@ -1,7 +1,5 @@
 """Forecasts in real sampling runs: what they spare, where they must not cross, and that they hold to a run."""
 
-from __future__ import annotations
-
 import copy
 
 import builders

@@ -374,31 +374,3 @@ def figure(outcomes: Sequence[Outcome]) -> str:
         f"{len(by[ALONE] - good - idle - by[BAD])} are for other models, "
         f"{len(by[UNMADE])} need what the test can't make"
     )
-
-
-def table(outcomes: Sequence[Outcome]) -> str:
-    """The results in Markdown, a row a node."""
-    from comfyui_version import __version__
-
-    rows: dict[str, dict[str, Outcome]] = {}
-    for outcome in outcomes:
-        rows.setdefault(outcome.node, {})[outcome.model] = outcome
-    names = list(next(iter(rows.values())))
-    lines = [
-        "# ToMA and the other nodes that change a model",
-        "",
-        f"Written by `python dev.py bench composition` with ComfyUI {__version__}: every core node that takes a MODEL",
-        "and gives one, on tiny models of both families, alone, then before and after ToMA. *composes*: tokens are",
-        "merged, and the node changes the picture the way it does without ToMA. *no effect here*: it changes nothing",
-        "on this model, with or without ToMA. *not for this model*: it fails there without ToMA, too. *not tried*:",
-        "it needs what can't be made from nothing.",
-        "",
-        f"{figure(outcomes)}.",
-        "",
-        f"| Node | {' | '.join(names)} | Remark |",
-        f"|---|{'---|' * len(names)}---|",
-    ]
-    for node, row in rows.items():
-        notes = dict.fromkeys(o.note.replace("|", "/") for o in row.values() if o.note)
-        lines.append(f"| {node} | {' | '.join(row[n].status for n in names)} | {'<br>'.join(notes)} |")
-    return "\n".join(lines) + "\n"
