@@ -20,6 +20,7 @@ from comfy_here import import_comfyui  # noqa: E402
 
 def table(outcomes: list) -> str:
     """The results in Markdown, a row a node."""
+    import composing
     from comfyui_version import __version__
 
     rows: dict[str, dict] = {}

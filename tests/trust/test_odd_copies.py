@@ -8,6 +8,7 @@ import builders
 import pytest
 import torch
 from calling import FORECAST, MERGED, RUN, told, toma
+from test_odd_callers import foreign_forward
 
 # --------------------------------------------------------------------------- what is copied
 
