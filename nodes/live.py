@@ -78,7 +78,7 @@ class Live:
             self.runs(_client(), self._name(report), report, False)
 
     def picked(self, pick: Pick) -> None:
-        if _watching.get(_client()) and self.picks:
+        if _watching.get(_client() or "") and self.picks:
             self.picks(_client(), pick)
 
     def ended(self, report: Report) -> None:
@@ -126,12 +126,11 @@ def as_widgets(settings: Settings) -> dict:
 
 def _row(evaluated: Evaluated) -> list:
     off = evaluated.off
-    known = off is not None and off == off
     return [
         evaluated.step,
         evaluated.kind,
         evaluated.why,
-        float(f"{min(off, 1e6):.4g}") if known else None,
+        float(f"{min(off, 1e6):.4g}") if off is not None and off == off else None,
         round(evaluated.work, 4),
     ]
 

@@ -189,5 +189,5 @@ class ToMA(io.ComfyNode):
             logging.info("ToMA: carry_detail has no effect any more, tolerance has taken its place.")
         settings = resolve(preset, family_of(model).kind, **widgets)
         record = has_preview(getattr(cls.hidden, "prompt", None))
-        live = Live(getattr(cls.hidden, "unique_id", None))
+        live = Live(getattr(cls.hidden, "unique_id", None) or "")
         return io.NodeOutput(patch(model, settings, record, live))

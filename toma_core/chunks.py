@@ -34,15 +34,13 @@ class Kept:
         if len(parts) == whole.chunks and all(p[0] is whole and p[1] == i for i, p in enumerate(parts)):
             return cls(whole.chunks, whole.selected_at, whole.weighed_at, dict(whole.merges), whole.clean)
         names = [name for name in whole.merges if all(name in kept.merges for kept, _ in parts)]
-        cleans = [kept.clean for kept, _ in parts]
+        cleans = [_rows(kept.clean, kept.chunks, slot) for kept, slot in parts if kept.clean is not None]
         return cls(
             len(parts),
             min(kept.selected_at for kept, _ in parts),
             min(kept.weighed_at for kept, _ in parts),
             {name: Merge.cat([_images(k.merges[name], k.chunks, slot) for k, slot in parts]) for name in names},
-            None
-            if any(clean is None for clean in cleans)
-            else torch.cat([_rows(k.clean, k.chunks, slot) for k, slot in parts]),
+            torch.cat(cleans) if len(cleans) == len(parts) else None,
         )
 
 

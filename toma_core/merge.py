@@ -7,10 +7,11 @@ merged = M x; unmerged = A^T y.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf
 from operator import attrgetter
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,6 +40,11 @@ class Merge:
     down: Tensor | None = None  # M [B, T, s, n]
     up: Tensor | None = None  # A [B, T, s, n]
     source: Tensor | None = None  # [B, N] row of each token
+    # The same indices, running through the batch
+    _kept: Tensor = field(init=False, repr=False, compare=False)
+    _rows: Tensor | None = field(init=False, repr=False, compare=False)
+    _slots: Tensor | None = field(init=False, repr=False, compare=False)
+    _source: Tensor | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         rows, slots, source = self.destinations.rows, self.destinations.slots, self.source
@@ -72,6 +78,7 @@ class Merge:
         if self.down is None:
             return y
         if self.up is None:
+            assert self.source is not None and self._source is not None
             return y.flatten(0, 1).index_select(0, self._source).unflatten(0, self.source.shape)
         return self.tiles.join(self._spread(y))
 
@@ -85,6 +92,7 @@ class Merge:
         """A^T y: [B, K, C] -> [B, T, n, C]"""
         if self._slots is not None:
             y = y.flatten(0, 1).index_select(0, self._slots)
+        assert self.up is not None
         return self.up.mT @ y.reshape(*self.up.shape[:3], -1)
 
     @cached_property
@@ -92,7 +100,10 @@ class Merge:
         """The row that most of each token went to, [B, N]."""
         if self.down is None:
             return self.kept
-        return _nearest(self.up, self.destinations, self.tiles) if self.source is None else self.source
+        if self.source is not None:
+            return self.source
+        assert self.up is not None
+        return _nearest(self.up, self.destinations, self.tiles)
 
     @cached_property
     def _copies(self) -> Tensor:
@@ -110,7 +121,8 @@ class Merge:
 
     def _rebatched(self, destinations: Destinations, of: Callable[[Callable[[Merge], Tensor]], Tensor]) -> Merge:
         parts = [attrgetter(name) for name in ("kept", "sizes", "down", "up", "source")]
-        return Merge(self.tiles, destinations, *(None if part(self) is None else of(part) for part in parts))
+        made: list[Any] = [None if part(self) is None else of(part) for part in parts]
+        return Merge(self.tiles, destinations, *made)
 
 
 def rows_of(x: Tensor, rows: Tensor, flat: Tensor | None = None) -> Tensor:
@@ -158,7 +170,7 @@ def weigh(
     if destinations.used is not None:
         logits = logits.masked_fill(~destinations.used.unsqueeze(-1), -inf)
     hard = temperature is None or temperature == inf
-    if hard:
+    if temperature is None or hard:
         slot = torch.arange(index.shape[-1], device=device).unsqueeze(1)
         up = (logits.argmax(2, keepdim=True) == slot).float()
     else:

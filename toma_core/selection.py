@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,7 +52,8 @@ class Destinations:
 
 def _rebatched(parts: Sequence[Destinations], how: Callable[[list[Tensor]], Tensor]) -> Destinations:
     tensors = {f.name: [getattr(part, f.name) for part in parts] for f in fields(Destinations)}
-    return replace(parts[0], **{k: how(v) for k, v in tensors.items() if isinstance(v[0], Tensor)})
+    made: dict[str, Any] = {k: how(v) for k, v in tensors.items() if isinstance(v[0], Tensor)}
+    return replace(parts[0], **made)
 
 
 def keep_count(tokens: int, ratio: float) -> int:
@@ -163,7 +165,8 @@ def _pick(best: Tensor, picks: int) -> tuple[Tensor, Tensor]:
     i is largest where the gain is, and its row j is the next m. It is kept up in place; the relu differences
     of the formula are never written out.
     """
-    tokens, values = [], []
+    tokens: list[Tensor] = []
+    values: list[Tensor] = []
     for _ in range(picks):
         if tokens:
             best.clamp_(min=_row(best, tokens[-1]))

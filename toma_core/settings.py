@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from enum import Enum
+from typing import Any
 
 from .plan import ErrorBudget, Plan, ReuseSchedule
 
@@ -87,9 +88,9 @@ def _one_of(name: str, value: object, allowed, kind=None):
     return kind(value) if kind else value
 
 
-_UNET = dict(tile_size=16, reselect_every=1, reweight_every=1)
-_DIT = dict(tile_size=8, reselect_every=1, reweight_every=1)
-_PAPER = dict(ratio=0.5, merge=MergeWhere.LAYER, budget="equal")
+_UNET: dict[str, Any] = dict(tile_size=16, reselect_every=1, reweight_every=1)
+_DIT: dict[str, Any] = dict(tile_size=8, reselect_every=1, reweight_every=1)
+_PAPER: dict[str, Any] = dict(ratio=0.5, merge=MergeWhere.LAYER, budget="equal")
 
 PRESETS: dict[str, dict[str, Settings]] = {
     "balanced": {

@@ -112,9 +112,9 @@ def _order(tiles: Tiles, device: torch.device) -> Tensor:
 def _place(tiles: Tiles, device: torch.device) -> Tensor:
     order = tiles.order(torch.device("cpu"))
     places = torch.arange(len(order))
-    if tiles.padded:
-        real = tiles.real.flatten()
-        order, places = order[real], places[real]
+    real = tiles.real
+    if real is not None:
+        order, places = order[real.flatten()], places[real.flatten()]
     return places[order.argsort()].to(device)
 
 

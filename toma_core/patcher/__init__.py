@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from torch import Tensor
 
@@ -55,7 +56,7 @@ def patch(
     return model
 
 
-def _sample(new_run: Callable[[], Run], handle: Handle, executor: Callable, *args, **kwargs):
+def _sample(new_run: Callable[[], Run], handle: Handle, executor: Any, *args, **kwargs):
     """Wraps the sampler's outermost call: one run, whose state is in the options of this run only."""
     from comfy.model_patcher import create_model_options_clone
     from comfy.patcher_extension import WrappersMP, add_wrapper_with_key

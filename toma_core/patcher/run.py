@@ -223,9 +223,9 @@ class Run:
 
     def _network(self, evaluation: Evaluation, executor, x, t, c_concat, c_crossattn, control, options, inputs):
         options = {**options, KEY: evaluation}
-        rides = isinstance(self.family, DiTFamily) and evaluation.copies and evaluation.merges
-        if rides:
-            options, control = ours(self.family.shorter_inputs, evaluation, options, control)
+        family, rides = self.family, evaluation.copies and evaluation.merges
+        if rides and isinstance(family, DiTFamily):
+            options, control = ours(family.shorter_inputs, evaluation, options, control)
         with room_for_graphs(self.family.compiles):
             out = executor(x, t, c_concat, c_crossattn, control, options, **inputs)
         if rides and any(counted.after < counted.before for counted in evaluation.counted.values()):
@@ -248,6 +248,7 @@ class Run:
 
     def _unmerged(self, evaluation: Evaluation, out: Tensor) -> Tensor:
         """The clean estimates [B, C, ...] of all tokens, of those of the kept ones."""
+        assert isinstance(self.family, DiTFamily) and evaluation.last is not None and evaluation.last.clean is not None
         merge, patch = next(iter(evaluation.kept.merges.values())), self.family.patch
         clean = unmerged(tokens_of(out, patch), evaluation.last.clean, merge)
         return latent_of(clean, out, patch)
@@ -310,6 +311,7 @@ class Run:
 
     def _chosen(self, evaluation: Evaluation) -> Evaluation | None:
         """Kept tokens that ride through the whole network are chosen before it, by the last clean estimate."""
+        assert evaluation.last is not None
         try:
             ours(evaluation.merge_for, self.family.places[-1], evaluation.last.clean, evaluation.grid)
         except Unmergeable as stop:
@@ -323,7 +325,7 @@ class Run:
         elif not (evaluation.copies and self.settings.ratio):
             return
         kept = evaluation.kept
-        if evaluation.copies:
+        if evaluation.copies and isinstance(self.family, DiTFamily):
             try:
                 kept.clean = tokens_of(out, self.family.patch)
             except RuntimeError as error:

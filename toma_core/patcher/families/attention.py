@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from einops import rearrange
@@ -29,7 +29,7 @@ class AttentionSeam:
 
     @staticmethod
     def fits(network: nn.Module) -> bool:
-        blocks = getattr(network, "double_blocks", None)
+        blocks: Any = getattr(network, "double_blocks", None)
         return bool(blocks) and "attn1_patch" in type(blocks[0]).forward.__code__.co_consts
 
     def install(self, options: dict) -> None:

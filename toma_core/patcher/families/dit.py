@@ -41,7 +41,7 @@ class DiTFamily(Family):
         self.entry = entry
         self.network = network
         self.patch: Patch = entry.patch(network)
-        blocks = {stream: list(network.get_submodule(stream.blocks)) for stream in entry.streams}
+        blocks = {stream: list(network.get_submodule(stream.blocks).children()) for stream in entry.streams}
         self.depths = {stream: len(found) for stream, found in blocks.items()}
         self.weights = [_weights(block, stream) for stream, found in blocks.items() for block in found]
         self.attention: AttentionSeam | None = None
@@ -95,7 +95,7 @@ class DiTFamily(Family):
             return
         for place, stream, i in self.seated():
             if not stream.slot:
-                block = network.get_submodule(stream.blocks)[i]
+                block = network.get_submodule(f"{stream.blocks}.{i}")
                 yield block, partial(ForwardSeam, self, place, stream, _parameters(type(block).forward))
 
     def why_not(self, x: Tensor, options: dict, inputs: dict) -> str | None:
@@ -229,7 +229,7 @@ class Slot:
 
     def __init__(self, family: DiTFamily, place: Place, stream: Stream, inner: Callable | None) -> None:
         self.family, self.place, self.stream = family, place, stream
-        self.inner = inner.inner if isinstance(inner, Slot) else inner
+        self.inner: Callable | None = inner.inner if isinstance(inner, Slot) else inner
 
     def __deepcopy__(self, memo: dict) -> Slot:
         return self

@@ -16,7 +16,7 @@ from ...clean import Patch
 class Call:
     """One call of the network, as ComfyUI makes it: latent x, transformer_options, and what else it is given."""
 
-    network: nn.Module
+    network: Any  # an nn.Module
     x: Tensor
     options: dict
     inputs: dict
@@ -30,7 +30,7 @@ class Sequence:
     length: int
     image: int
     text: int | None
-    network: nn.Module
+    network: Any  # an nn.Module
     options: dict
     inputs: dict
 
@@ -109,7 +109,7 @@ def always(call: Call) -> str | None:
     return None
 
 
-def square(attribute: str = "patch_size") -> Callable[[nn.Module], Patch]:
+def square(attribute: str = "patch_size") -> Callable[[Any], Patch]:
     """The patch that a network names in an attribute: a side, two sides, or frames and two sides."""
 
     def patch(network: nn.Module) -> Patch:
@@ -140,7 +140,7 @@ class Entry:
     name: str
     networks: tuple[str, ...]
     streams: tuple[Stream, ...]
-    patch: Callable[[nn.Module], Patch] = square()
+    patch: Callable[[Any], Patch] = square()
     why_not: Callable[[Call], str | None] = always
     double_block_patches: bool = False
     attention_patches: bool = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import ceil
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,7 +59,7 @@ class Cut:
             value = _take(value, rows, dim)
         return value
 
-    def bound(self, value: object) -> object:
+    def bound(self, value: Any) -> Any:
         """Places in the sequence, moved as far as the tokens before them have become fewer."""
         if value is None:
             return None

@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -70,7 +71,7 @@ class UNetFamily(Family):
 
     def seams(self, network: nn.Module) -> Iterator[tuple[nn.Module, Callable[[Callable], Callable]]]:
         for place in self.places:
-            block = network.get_submodule(f"{_path(place)}.transformer_blocks.{place.index}")
+            block: Any = network.get_submodule(f"{_path(place)}.transformer_blocks.{place.index}")
             feed_forward = None
             if self.settings.merge is MergeWhere.LAYER:
                 feed_forward = FeedForwardSeam()
@@ -99,7 +100,7 @@ def _path(place: Place) -> str:
     return place.row.split(" ")[0]
 
 
-def _convolutions(network: nn.Module) -> list[tuple[int, int]]:
+def _convolutions(network: Any) -> list[tuple[int, int]]:
     """(weights, how many latent pixels a side each output pixel stands for) of what lies outside the blocks."""
     found: list[tuple[int, int]] = []
     scale = 1
@@ -139,7 +140,7 @@ class BlockSeam:
     def __call__(self, x: Tensor, context=None, transformer_options={}, **more) -> Tensor:  # noqa: B006 - ComfyUI's signature
         transformer_options = transformer_options or {}
         evaluation: Evaluation | None = transformer_options.get(KEY)
-        run = partial(self._original, context=context, **more)
+        run: Callable = partial(self._original, context=context, **more)
         shape = transformer_options.get("activations_shape")
         if evaluation is None or shape is None:
             return run(x, transformer_options=transformer_options)
