@@ -229,7 +229,9 @@ def test_nothing_depends_on_values(batch):
 
 # ------------------------------------------------------------------------- compiled
 
-INDUCTOR = "inductor" if any(map(shutil.which, ("g++", "clang++", "cl"))) else "aot_eager"
+# inductor does not quote the path of torch in the command for the compiler
+INDUCTOR = any(map(shutil.which, ("g++", "clang++", "cl"))) and " " not in torch.__path__[0]
+INDUCTOR = "inductor" if INDUCTOR else "aot_eager"
 
 
 def compiled(function, backend=INDUCTOR):
