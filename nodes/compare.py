@@ -23,8 +23,8 @@ class ToMACompare(io.ComfyNode):
             node_id="ToMACompare",
             display_name="ToMA Compare",
             category="model/patch",
-            description="Two images side by side with their difference, and one over the other to wipe between them: how "
-            "alike they are, and how much faster the second one was made.",
+            description="Two images side by side with their difference, and one over the other to wipe between them: "
+            "how alike they are, and how much faster the second one was made.",
             search_aliases=["psnr", "ssim", "image difference", "toma quality"],
             is_output_node=True,
             inputs=[
@@ -38,8 +38,8 @@ class ToMACompare(io.ComfyNode):
                 io.Model.Input(
                     "reference_model",
                     optional=True,
-                    tooltip="The model that made the reference, for its s/step: with a ToMA of ratio 0 and tolerance 0, "
-                    "which only measures.",
+                    tooltip="The model that made the reference, for its s/step: with a ToMA of ratio 0 and tolerance "
+                    "0, which only measures.",
                 ),
                 io.Model.Input("image_model", optional=True, tooltip="The model that made the image."),
             ],

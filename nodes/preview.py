@@ -32,7 +32,8 @@ class ToMAPreview(io.ComfyNode):
             node_id="ToMAPreview",
             display_name="ToMA Preview",
             category="model/patch",
-            description="Shows on the image, at any step, which image tokens ToMA kept and where its forecasts were wrong.",
+            description="Shows on the image, at any step, which image tokens ToMA kept and where its forecasts were "
+            "wrong.",
             search_aliases=["token merge preview", "kept tokens", "toma overlay", "forecast error", "statistics"],
             is_output_node=True,
             inputs=[
@@ -64,7 +65,7 @@ class ToMAPreview(io.ComfyNode):
                     min=0,
                     max=10000,
                     optional=True,
-                    tooltip="The frame of a video, or the image of a batch, to look at, counted from 1. 0: all of them.",
+                    tooltip="The frame of a video, or the image of a batch, to look at, counted from 1. 0: all.",
                 ),
             ],
             outputs=[
@@ -96,9 +97,9 @@ def _report(reports: list[Report], images: Tensor, model) -> tuple[Report, str]:
     fitting = [report for report in reports if fits(report, images)]
     report = made_by(fitting or reports, images, model)
     computed = [kind for kind in report.kinds if kind != "forecast"]
-    if not report.picks and (report.blocks_merged or (report.settings.tolerance and len(computed) > 1)):
-        if not error_maps(report):
-            raise ValueError(f"model: {_NOT_RECORDED}")
+    recordable = report.blocks_merged or (report.settings.tolerance and len(computed) > 1)
+    if recordable and not report.picks and not error_maps(report):
+        raise ValueError(f"model: {_NOT_RECORDED}")
     if fitting:
         return report, ""
     latent = "x".join(map(str, reversed(report.latent[-2:])))
@@ -151,7 +152,7 @@ def at_step(found: list, step: int):
 
 
 def _pick(report: Report, step: int, blocks: str) -> Pick:
-    """The pick in force at a step. Of another model or size `blocks` may be left over: then those of the first group."""
+    """The pick in force at a step. `blocks` may be left over from another model: then those of the first group."""
     groups = [pick.group for pick in report.picks]
     return at_step([pick for pick in report.picks if pick.group == (blocks if blocks in groups else groups[0])], step)
 
@@ -184,7 +185,9 @@ def _off(report: Report, found: ErrorMap) -> str:
     graded = [e for e in report.evaluations if e.step == found.step and e.off is not None]
     times = f", {graded[-1].off:.2g} times the tolerance" if graded else ""
     mean, most = float(found.error.mean()), float(found.error.max())
-    return f"Step {found.step + 1}: a forecast would have been off by {mean:.1%}{times}, where it is worst by {most:.0%}."
+    return (
+        f"Step {found.step + 1}: a forecast would have been off by {mean:.1%}{times}, where it is worst by {most:.0%}."
+    )
 
 
 def _save(report: Report, message: str, shown: list[int]) -> dict:

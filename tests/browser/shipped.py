@@ -208,7 +208,10 @@ What to look at
     ]
     size = node("size", "EmptyHunyuanLatentVideo", LOAD, 400, widgets={"width": 832, "height": 480, "length": 33})
     step = dict(steps=30, cfg=6, sampler_name="uni_pc", scheduler="simple")
-    words = ("a fox running through a snowy forest, tracking camera, daylight", "blurred, static, subtitles, low quality")
+    words = (
+        "a fox running through a snowy forest, tracking camera, daylight",
+        "blurred, static, subtitles, low quality",
+    )
     nodes, links = with_negative(text, loaders, size, words, step, [("ModelSamplingSD3", {"shift": 8.0})])
     nodes += [
         node("decode", "VAEDecode", RESULT, 0),

@@ -91,7 +91,8 @@ CORNER = """async () => {
   grey.getContext("2d").fillRect(0, 0, 8, 8);
   for (const i of [0, 1, 8, 9]) bytes[i] = 255;
   drawError(canvas, grey, {size: [8, 8], bytes}, 1);
-  return [[10, 10], [10, 70], [70, 10], [70, 70]].map(([x, y]) => [...canvas.getContext("2d").getImageData(x, y, 1, 1).data]);
+  const context = canvas.getContext("2d");
+  return [[10, 10], [10, 70], [70, 10], [70, 70]].map(([x, y]) => [...context.getImageData(x, y, 1, 1).data]);
 }"""
 
 
@@ -204,7 +205,11 @@ def test_nodes_hold_what_they_show(canvas, renderer, ran, theme):
                 canvas.frame(node, zoom)
                 assert_inside(canvas, node, widget)
                 if grow <= 0:
-                    name = f"{type_.lower()}-{renderer}-{theme}" + ("-small" if grow else "") + ("-half" if zoom < 1 else "")
+                    name = (
+                        f"{type_.lower()}-{renderer}-{theme}"
+                        + ("-small" if grow else "")
+                        + ("-half" if zoom < 1 else "")
+                    )
                     canvas.screenshot(name, node)
                 canvas.resize(node, to=original)
             if theme == "light":

@@ -1,4 +1,4 @@
-"""The strip while a run goes and after it: of each kind, with its reasons, saved, reloaded, and never two runs in one."""
+"""The strip while a run goes and after it: of each kind, with its reasons, saved, reloaded, never two in one."""
 
 import json
 import random
@@ -27,7 +27,7 @@ TOLD = "() => window.tomaRuns"
 
 @pytest.fixture
 def graph(canvas, small_graph, demo_weights):
-    """The small graph with an end, so that it can be queued; seeds are new, or the server would answer from its cache."""
+    """The small graph with an end, so that it can be queued."""
     canvas.page.evaluate(
         """([sample, load]) => {
           const make = (type) => { const node = LiteGraph.createNode(type); app.graph.add(node); return node; };
@@ -136,7 +136,9 @@ def test_a_second_run_does_not_smear_into_the_first(canvas, small_graph):
     def send(name: str, count: int, over: bool = False) -> list:
         page.evaluate(SEND, [node, name, count, over, settings])
         shown = inner(canvas, node)
-        computed = canvas.element(node, "schedule").evaluate("(r) => r.querySelectorAll('.toma-cell:not(.toma-ghost)').length")
+        computed = canvas.element(node, "schedule").evaluate(
+            "(r) => r.querySelectorAll('.toma-cell:not(.toma-ghost)').length"
+        )
         return [shown.get_attribute("data-state"), computed]
 
     assert send("a", 5) == ["running", 6], "five and the last step, which is certain"

@@ -189,7 +189,9 @@ def test_node_is_as_tall_as_what_it_shows(canvas, renderer, small_graph):
         outer, inner = canvas.box(node), strip(canvas, node).bounding_box()
         below = outer["y"] + outer["height"] - inner["y"] - inner["height"]
         assert 0 <= below < 80, f"{below} empty pixels below the strip"  # Vue: a badge and a row of its own
-    hidden = page.evaluate("(id) => app.graph.getNodeById(id).widgets.find((w) => w.name === 'carry_detail').hidden", node)
+    hidden = page.evaluate(
+        "(id) => app.graph.getNodeById(id).widgets.find((w) => w.name === 'carry_detail').hidden", node
+    )
     assert hidden, "the dead widget is out of sight"
 
 

@@ -52,7 +52,9 @@ def test_nodes_are_saved_as_tall_as_what_they_show(canvas, path):
     canvas.page.evaluate("(saved) => app.loadGraphData(saved)", json.loads(path.read_text(encoding="utf-8")))
     canvas.page.wait_for_timeout(800)
     canvas.close_dialogs()
-    saved = {n["id"]: n["size"][1] for n in json.loads(path.read_text(encoding="utf-8"))["nodes"] if n["type"] == "ToMA"}
+    saved = {
+        n["id"]: n["size"][1] for n in json.loads(path.read_text(encoding="utf-8"))["nodes"] if n["type"] == "ToMA"
+    }
     for number, height in saved.items():
         now = canvas.page.evaluate("(id) => app.graph.getNodeById(id).size[1]", number)
         assert abs(now - height) <= 20, "a line of the caption more or less"

@@ -126,4 +126,7 @@ def test_picks_only_for_a_page_that_wants_them(watched, monkeypatch):
     monkeypatch.setattr(watched.live, "_watching", {"me": True})
     watched.it.picked(pick)
     watched.it.picks.sender.join(10)
-    assert watched.server.sent[0][:2] == ("toma.picks", {"node": "7", "step": 0, "group": "2x2", "grid": (2, 2), "kept": [0, 3]})
+    assert watched.server.sent[0][:2] == (
+        "toma.picks",
+        {"node": "7", "step": 0, "group": "2x2", "grid": (2, 2), "kept": [0, 3]},
+    )
