@@ -91,8 +91,8 @@ CORNER = """async () => {
   grey.getContext("2d").fillRect(0, 0, 8, 8);
   for (const i of [0, 1, 8, 9]) bytes[i] = 255;
   drawError(canvas, grey, {size: [8, 8], bytes}, 1);
-  const pixel = ([x, y]) => [...canvas.getContext("2d").getImageData(x, y, 1, 1).data];
-  return [[10, 10], [10, 70], [70, 10], [70, 70]].map(pixel);
+  const context = canvas.getContext("2d");
+  return [[10, 10], [10, 70], [70, 10], [70, 70]].map(([x, y]) => [...context.getImageData(x, y, 1, 1).data]);
 }"""
 
 
