@@ -144,6 +144,7 @@ class Evaluation:
 
     def count(self, place: Place, grid: Grid, x: Tensor, before: int, after: int) -> None:
         """Notes what this block works on."""
+        self.rode = self.rode or after < before
         self.counted[place.row, place.index] = Counted(grid, before, after, self.beside, self.text, x.shape[2])
 
     def merge_for(self, place: Place, x: Tensor, grid: Grid) -> Merge:

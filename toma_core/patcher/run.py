@@ -64,6 +64,7 @@ class Run:
         self.seen: tuple | None = None  # shape, phase and step of the last evaluation
         self.several = False  # whether several latents are sampled at a time
         self.decision: Decision | None = None  # of the evaluation that is under way
+        self.merged = False  # whether it has merged anything
         self.grade: Tensor | None = None  # of the last evaluation that ran, still on the device
         self.since = 0.0
         self.kept: dict[Hashable, tuple[Kept, int]] = {}
@@ -109,13 +110,13 @@ class Run:
 
     def _compute(self, executor, arguments: tuple, decision: Decision, moment: Moment, entry: Evaluated) -> Tensor:
         """The model's own answer. It grades the forecast that would have stood in its place."""
-        self.decision, self.passes = decision, {}
+        self.decision, self.passes, self.merged = decision, {}, False
         inner, before = self.inner_calls, self.account.flops()
         answer = executor(*arguments)
         self.decision = None
         full, run = (now - then for now, then in zip(self.account.flops(), before))
         entry.work = run / full if full else 1.0
-        if decision.kind is Kind.MERGED and run >= full:
+        if decision.kind is Kind.MERGED and not self.merged:
             entry.kind, entry.why = Kind.FULL.value, "no tokens were merged here"
         answered = inner and self.inner_calls == inner  # by what lies between the guider and the network
         latent = isinstance(answer, Tensor) and answer.shape == arguments[0].shape
@@ -175,11 +176,11 @@ class Run:
     def _breaks(self, guider, x: Tensor, sigma: float, moment: Moment, options: dict) -> bool:
         """Whether the history must not be continued here."""
         phase = (phase_of(getattr(guider, "conds", None), sigma), asked_for(options))
-        about, self.seen = self.seen, (tuple(x.shape), x.dtype, phase, moment)
+        about, self.seen = self.seen, (tuple(x.shape), x.dtype, phase, (moment, sigma))
         if about is None:
             return False
-        before = about[-1]
-        if len(self.report.evaluations) == 1 and moment.place == before.place:  # no sampler of one latent does this
+        before, last_sigma = about[-1]
+        if len(self.report.evaluations) == 1 and sigma == last_sigma:  # no sampler of one latent does this
             self.several = True
             self.account.note(SEVERAL)
         backwards = moment.place < before.place - 1e-6
@@ -216,6 +217,7 @@ class Run:
             evaluation = self._evaluation(x, keys, options, inputs, merges=False)
             out = self._network(evaluation, executor, x, t, c_concat, c_crossattn, control, options, inputs)
         with self.lock:
+            self.merged = self.merged or evaluation.rode
             self._keep(evaluation, keys, out)
             self.account.picks(evaluation, options.get("cond_or_uncond") or [0])
             self.account.count(evaluation, x)
