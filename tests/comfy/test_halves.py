@@ -10,7 +10,7 @@ from told import report
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
 
-STEPS = 10
+STEPS = 20
 PAIRS = [
     ("wan21_t2v", "wan21_bernini"),  # Wan 2.2: one model for high noise, one for low
     ("z_image", "z_image"),  # SplitSigmas

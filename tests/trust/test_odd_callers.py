@@ -264,7 +264,7 @@ def test_slots_called_oddly(bench, how, control):
         assert torch.equal(out, plain) and not report.tokens
         assert ["transformer_options" in note for note in report.notes[:1]] == [True]
     else:
-        assert torch.isfinite(out).all() and report.tokens
+        assert torch.isfinite(out).all() and (report.tokens or report.notes)
     says_what_it_did(report)
 
 

@@ -144,7 +144,7 @@ class Run:
         self.started = time.perf_counter()
         self.sigmas = sigmas.tolist()
         self.report.steps = max(1, len(self.sigmas) - 1)
-        self.flow = _is_flow(guider)
+        self.flow = _is_flow(guider) and max(self.sigmas) <= 1.0
         if self.family.why_unmerged and self.settings.ratio:
             self.account.note(f"tokens are not merged: {self.family.why_unmerged}")
         elif self.family.places and all(place.skipped for place in self.family.places):
