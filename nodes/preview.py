@@ -32,7 +32,8 @@ class ToMAPreview(io.ComfyNode):
             node_id="ToMAPreview",
             display_name="ToMA Preview",
             category="model/patch",
-            description="Shows on the image, at any step, which tokens ToMA kept and where its forecasts were wrong.",
+            description="Shows on the image, at any step, which image tokens ToMA kept and where its forecasts were "
+            "wrong.",
             search_aliases=["token merge preview", "kept tokens", "toma overlay", "forecast error", "statistics"],
             is_output_node=True,
             inputs=[
@@ -96,8 +97,8 @@ def _report(reports: list[Report], images: Tensor, model) -> tuple[Report, str]:
     fitting = [report for report in reports if fits(report, images)]
     report = made_by(fitting or reports, images, model)
     computed = [kind for kind in report.kinds if kind != "forecast"]
-    expected = report.blocks_merged or (report.settings.tolerance and len(computed) > 1)
-    if expected and not report.picks and not error_maps(report):
+    recordable = report.blocks_merged or (report.settings.tolerance and len(computed) > 1)
+    if recordable and not report.picks and not error_maps(report):
         raise ValueError(f"model: {_NOT_RECORDED}")
     if fitting:
         return report, ""
@@ -151,7 +152,7 @@ def at_step(found: list, step: int):
 
 
 def _pick(report: Report, step: int, blocks: str) -> Pick:
-    """The pick in force at a step. Of another model or size `blocks` may be left over: then the first group's."""
+    """The pick in force at a step. `blocks` may be left over from another model: then those of the first group."""
     groups = [pick.group for pick in report.picks]
     return at_step([pick for pick in report.picks if pick.group == (blocks if blocks in groups else groups[0])], step)
 

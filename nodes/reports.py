@@ -46,11 +46,11 @@ def error_maps(report: Report) -> list[ErrorMap]:
 
 def why_unmerged(report: Report) -> str:
     """Why no tokens were merged in a run, in a sentence."""
+    if not report.settings.ratio:
+        return "No tokens were merged: ratio is 0 in these settings."
     said = [note for note in report.notes if "merged" in note]
     if said:
         return f"{said[0][0].upper()}{said[0][1:]}."
-    if not report.settings.ratio:
-        return "No tokens were merged: ratio is 0 in these settings."
     if report.settings.tolerance:
         return "No tokens were merged: forecast and full steps alone kept within the tolerance."
     return "No tokens were merged: no step of this run lies between start_percent and end_percent."

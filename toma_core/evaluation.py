@@ -96,6 +96,7 @@ class Evaluation:
         self.counted: dict[tuple[str, int], Counted] = {}
         self.scratch: dict = {}  # of the family: what is the same for all blocks of this call
         self.beside = self.text = 0
+        self.rode = False  # whether any row was merged
 
     def __deepcopy__(self, memo: dict) -> Evaluation:
         return self  # packs copy the options of a model deeply
@@ -116,6 +117,7 @@ class Evaluation:
                 raise Unmergeable(f"a block got {x.shape[1]} tokens of a grid of {grid[0]}x{grid[1]}")
             merge = self.merge_for(place, x, grid)
             kept = merge.take(x) if self.copies else merge.merge(x)
+            self.rode = True
             ride = self.riding[place.row] = Ride(merge, x.shape[1], kept, None if self.copies else x)
         elif x.shape[1] != ride.kept.shape[1]:
             raise Unmergeable("another node changed the number of tokens between two blocks")

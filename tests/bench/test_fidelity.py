@@ -239,3 +239,19 @@ def test_quick_asks_for_what_decides(lib):
     assert [regime.name for regime in lib.options.chosen_regimes(only)] == ["unet-sde-25"]
     asked = {p.method for p in points if lib.options.wants(only, p)}
     assert asked == {lib.methods.UNMERGED, lib.methods.OTHER_SEED, "TaylorSeer 1", "TaylorSeer 2"}
+
+
+def test_the_readme_holds_what_the_rows_say():
+    """Its table of presets: speed-up and LPIPS, regime by regime."""
+    rows = json.loads((Path(__file__).parent / "results" / "fidelity.json").read_text(encoding="utf-8"))["rows"]
+    found = {(row["regime"], row["method"]): f"{row['speedup']:.1f}x, {row['lpips']:.4f}" for row in rows}
+    table = (
+        (Path(__file__).resolve().parents[2] / "README.md")
+        .read_text(encoding="utf-8")
+        .split("<!-- presets -->")[1]
+        .split("<!-- /presets -->")[0]
+    )
+    for preset in ("quality", "balanced", "fast", "turbo"):
+        line = next(line for line in table.splitlines() if f"`{preset}`" in line)
+        shown = [cell.strip() for cell in line.split("|")[3:6]]
+        assert shown == [found[regime, preset] for regime in ("flux-20", "flux-8", "unet-sde-25")], preset

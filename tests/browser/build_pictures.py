@@ -113,6 +113,8 @@ def main() -> None:
             canvas.set_widget(loader, "name", model)
             prompts = page.evaluate("() => app.graph.nodes.filter((n) => n.type === 'ToMADemoPrompt').map((n) => n.id)")
             canvas.set_widget(min(prompts), "caption", caption)
+            page.request.post(f"{url}/free", data={"free_memory": True, "unload_models": True})  # no run from the cache
+            page.wait_for_timeout(1500)
             error = canvas.run()
             assert error is None, error
             page.wait_for_timeout(4000)

@@ -70,9 +70,12 @@ QUEUE = """(press) => new Promise((resolve, reject) => {
 })"""
 
 EMPTY_SPOT = """() => {
-  for (const y of [500, 700, 300, 850, 600, 400])
-    for (const x of [800, 1000, 600, 1200, 400])
-      if (!document.elementFromPoint(x, y)?.closest("[data-node-id]")) return [x, y];
+  const {scale, offset} = app.canvas.ds, rect = app.canvas.canvas.getBoundingClientRect();
+  const nodeAt = (x, y) =>
+    app.graph.getNodeOnPos((x - rect.left) / scale - offset[0], (y - rect.top) / scale - offset[1], app.graph.nodes);
+  for (const y of [500, 700, 300, 850, 600, 400, 930, 150])
+    for (const x of [800, 1000, 600, 1200, 400, 1350, 200])
+      if (!document.elementFromPoint(x, y)?.closest("[data-node-id], .dom-widget") && !nodeAt(x, y)) return [x, y];
   throw new Error("there are nodes everywhere");
 }"""
 

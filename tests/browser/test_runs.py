@@ -1,4 +1,4 @@
-"""The strip while a run goes and after it: of each kind, with its reasons, saved, reloaded, never two runs in one."""
+"""The strip while a run goes and after it: of each kind, with its reasons, saved, reloaded, never two in one."""
 
 import json
 import random
@@ -27,7 +27,7 @@ TOLD = "() => window.tomaRuns"
 
 @pytest.fixture
 def graph(canvas, small_graph, demo_weights):
-    """The small graph with an end, so that it can be queued; seeds are new, else the server answers from its cache."""
+    """The small graph with an end, so that it can be queued."""
     canvas.page.evaluate(
         """([sample, load]) => {
           const make = (type) => { const node = LiteGraph.createNode(type); app.graph.add(node); return node; };

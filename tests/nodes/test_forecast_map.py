@@ -106,7 +106,7 @@ def test_a_run_that_was_not_recorded_says_so(comfy):
 
 @pytest.fixture
 def video(comfy):
-    """The report of a video of 3 latent frames of 4 x 4, decoded to 9: frame t was wrong in row t and keeps token t."""
+    """A video of 3 latent frames of 4 x 4, decoded to 9: frame t was wrong in row t, and keeps token t."""
     from comfyui_toma.toma_core.patcher.report import ErrorMap, Evaluated, Pick, Report
     from comfyui_toma.toma_core.settings import Settings
 

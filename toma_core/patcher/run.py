@@ -228,7 +228,7 @@ class Run:
             options, control = ours(family.shorter_inputs, evaluation, options, control)
         with room_for_graphs(self.family.compiles):
             out = executor(x, t, c_concat, c_crossattn, control, options, **inputs)
-        if rides and any(counted.after < counted.before for counted in evaluation.counted.values()):
+        if rides and evaluation.rode:
             out = ours(self._unmerged, evaluation, out)
         elif rides and (control is not None or "double_block" in options.get("patches", {})):
             raise Unmergeable(NOT_TOLD)  # what was made shorter for the kept tokens has met all of them
