@@ -52,18 +52,8 @@ DEFAULT_RELEASE = "0.30.0"
 
 TORCH = ["torch==2.13.0"]
 TORCH_COMPANIONS = ["torchvision==0.28.0", "torchaudio==2.11.0"]
-TOOLS = [
-    "numpy",
-    "Pillow",
-    "pytest>=8.2",
-    "pytest-xdist",
-    "hypothesis",
-    "playwright",
-    "ruff",
-    "mypy",
-    "gguf",
-    "comfy-cli",
-]
+TOOLS = ["numpy", "Pillow", "pytest>=8.2", "pytest-xdist", "hypothesis", "playwright"]
+TOOLS += ["ruff", "mypy", "gguf", "comfy-cli"]
 SMALL_TOOLS = ["websocket-client"]
 TOOLS += SMALL_TOOLS
 # What comfyui-manager needs beside ComfyUI's own requirements; it is installed without dependencies.

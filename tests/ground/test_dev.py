@@ -23,6 +23,8 @@ NO_REGISTRY = {
     "PIP_RETRIES": "0",
 }
 
+LATELY = ("--comfyui-path", os.environ["COMFYUI_PATH"])  # the tree that the tests run with
+
 
 @pytest.fixture
 def dev(tmp_path):
@@ -156,6 +158,67 @@ def test_without_a_registry_it_ends_with_one_sentence(dev, monkeypatch, capsys):
     dev.virtual_environment = lambda: Path(sys.executable)
     assert dev.main() == 1
     assert capsys.readouterr().out.splitlines()[-1].startswith("The package registry did not deliver")
+
+
+def test_from_a_folder_of_any_name(tmp_path):
+    """A copy of the checkout whose .dev is linked, so that all paths have that name in them."""
+    from comfy_server import DEV, copy_pack
+
+    copy = tmp_path / "Ordner für Bücher 図書"
+    copy_pack(ROOT, copy)
+    (copy / ".dev").symlink_to(DEV, target_is_directory=True)
+    try:
+        done = run_dev(copy, "test", *LATELY, "tests/unit/test_tiles.py", "-q", TOMA_DEV="")
+        assert done.returncode == 0 and " passed" in done.stdout, done.stdout + done.stderr
+        assert not list((copy / "tests").rglob("__pycache__"))
+    finally:
+        shutil.rmtree(DEV / "pycache" / tmp_path.relative_to(tmp_path.anchor), ignore_errors=True)
+
+
+def test_a_checkout_that_cannot_be_written_to(tmp_path):
+    """TOMA_DEV names another folder, and nothing is made beside the sources."""
+    from comfy_server import DEV, copy_pack
+
+    copy = tmp_path / "checkout"
+    copy_pack(ROOT, copy)
+    before = sorted(copy.rglob("*"))
+    for path in [copy, *before]:
+        path.chmod(path.stat().st_mode & ~0o222)
+    try:
+        done = run_dev(copy, "test", *LATELY, "tests/unit/test_tiles.py", "-q", TOMA_DEV=str(DEV))
+        assert done.returncode == 0 and " passed" in done.stdout, done.stdout + done.stderr
+        assert sorted(copy.rglob("*")) == before
+    finally:
+        for path in [copy, *before]:
+            path.chmod(path.stat().st_mode | 0o200)
+
+
+def test_every_release_is_tested_in_turn(dev, monkeypatch, capsys):
+    """The path through `test --all-comfyui`, with nothing prepared or run: the newest first, and a table."""
+    ran = []
+
+    def run_pytest(environment, rest):
+        version, report = environment, Path(rest[0].partition("=")[2])
+        ran.append(version)
+        report.write_text(
+            '<testsuites><testsuite tests="7" failures="0" errors="0" skipped="1" time="3"/></testsuites>'
+        )
+        return 0 if version != "0.18.2" else 1
+
+    dev.prepare, dev.run_pytest = lambda options: options.comfyui, run_pytest
+    monkeypatch.setattr(sys, "argv", ["dev.py", "test", "--all-comfyui"])
+    assert dev.main() == 1
+    table = capsys.readouterr().out.splitlines()[-len(dev.RELEASES) :]
+    assert ran == list(reversed(dev.RELEASES)) and [line.split()[:2] for line in table] == [[v, "6"] for v in ran]
+
+
+def test_github_runs_the_oldest_and_the_newest(dev):
+    text = (ROOT / ".github" / "workflows" / "test.yml").read_text(encoding="utf-8")
+    oldest = next(iter(dev.RELEASES))
+    assert f"--comfyui {oldest} " in text and 'tests: [""]' in text and list(dev.RELEASES)[-1] == dev.DEFAULT_RELEASE
+    assert f'requires-comfyui = ">={oldest}"' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    folders = " ".join(f"tests/{name}" for name in dev.MEETS_COMFYUI)
+    assert folders in text
 
 
 def test_a_later_run_needs_no_registry():
