@@ -2,8 +2,8 @@
 
     python dev.py bench speed [--quick] [--json FILE] [--minutes N] [--write docs/benchmarks.md]
 
-Blocks are ComfyUI's own, with random weights, on a CPU: of Flux so many double and single blocks as --blocks says, of SDXL
-one spatial transformer of each width; the whole models are computed from them. All methods run in one process,
+Blocks are ComfyUI's own, with random weights, on a CPU: of Flux so many double and single blocks as --blocks says, of
+SDXL one spatial transformer of each width; the whole models are computed from them. All methods run in one process,
 interleaved; figures are medians. With --json every sample is written as it is measured, and the same command goes on
 where an earlier one stopped. Runs of the presets have the steps that the fidelity benchmark drew.
 """

@@ -25,8 +25,8 @@ def flux_speedup(mine: list[Seconds], none: list[Seconds], blocks: tuple[int, in
 
 
 def unet_speedup(rows: dict[int, tuple[list[Seconds], list[Seconds]]], size: fullsize.Size = fullsize.FULL) -> float:
-    """SDXL's step from its two kinds of rows {width: (samples of a method, samples of no node)}: each row by what it was
-    measured to save, convolutions as they are, by their shares of the FLOPs."""
+    """SDXL's step from its two kinds of rows {width: (samples of a method, samples of no node)}: each row by what it
+    was measured to save, convolutions as they are, by their shares of the FLOPs."""
     counted = fullsize.parts("unet", size)
     left = 1.0
     for channels, (mine, none) in rows.items():
@@ -36,8 +36,8 @@ def unet_speedup(rows: dict[int, tuple[list[Seconds], list[Seconds]]], size: ful
 
 
 def presets(rows: Iterable[dict], merged: dict[tuple[str, float], float], names: Iterable[str]) -> list[dict]:
-    """Speed-up of each preset in each regime, by the kinds of steps that a drawn run had (`rows` of the fidelity benchmark)
-    and the measured speed-up of a merged step, {(family, ratio): speed-up}."""
+    """Speed-up of each preset in each regime, by the kinds of steps that a drawn run had (`rows` of the fidelity
+    benchmark) and the measured speed-up of a merged step, {(family, ratio): speed-up}."""
     found = []
     for row in rows:
         if row["method"] not in names or not row["held_out"] or not row["kinds"]:

@@ -35,8 +35,8 @@ def none() -> Method:
 
 
 def toma(ratio: float, family: str) -> Method:
-    """Merged and chosen anew at every step, kept tokens ride. On a DiT the first step is full: there is no clean estimate
-    to choose by."""
+    """Merged and chosen anew at every step, kept tokens ride. On a DiT the first step is full: there is no clean
+    estimate to choose by."""
     from comfyui_toma.toma_core.settings import PRESETS
 
     base = PRESETS["balanced"]["unet" if family == "unet" else "dit"]

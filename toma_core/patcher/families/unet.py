@@ -103,7 +103,8 @@ def _convolutions(network: nn.Module) -> list[tuple[int, int]]:
     """(weights, how many latent pixels a side each output pixel stands for) of what lies outside the blocks."""
     found: list[tuple[int, int]] = []
     scale = 1
-    for blocks in (network.input_blocks, [network.middle_block], network.output_blocks, [network.out]):
+    middle = [network.middle_block] if network.middle_block is not None else []  # KOALA has none
+    for blocks in (network.input_blocks, middle, network.output_blocks, [network.out]):
         for module in (module for block in blocks for module in block.modules()):
             name = type(module).__name__
             scale = scale * 2 if name == "Downsample" else scale // 2 if name == "Upsample" else scale
