@@ -31,7 +31,7 @@ import comfyui_toma  # noqa: E402,F401
 from bench.fidelitylib import methods, plots, rows, tables  # noqa: E402
 from bench.fidelitylib.measures import Measures  # noqa: E402
 from bench.fidelitylib.methods import Method, Point  # noqa: E402
-from bench.fidelitylib.options import checked, chosen_regimes, number_of_prompts, parsed, wants  # noqa: E402
+from bench.fidelitylib.options import checked, chosen_regimes, number_of_prompts, parsed, share_of, wants  # noqa: E402
 from bench.fidelitylib.regimes import prompts  # noqa: E402
 from bench.fidelitylib.studio import Studio, dialled  # noqa: E402
 from comfyui_toma.toma_core.settings import Settings  # noqa: E402
@@ -120,7 +120,8 @@ def missing(drawing: list[tuple[Studio, list[Point]]]) -> Iterator[tuple[Studio,
     for first in range(0, most, AT_ONCE):
         for decides in (True, False):
             for studio, chosen in drawing:
-                for name in studio.names[first : first + AT_ONCE]:
+                names = studio.names if decides else studio.names[: share_of(len(studio.names))]
+                for name in names[first : first + AT_ONCE]:
                     for point in chosen:
                         if point.decides is decides and not studio.is_drawn(point, name):
                             yield studio, point, name
@@ -128,8 +129,8 @@ def missing(drawing: list[tuple[Studio, list[Point]]]) -> Iterator[tuple[Studio,
 
 def seconds_of(studio: Studio, point: Point) -> float:
     """About what drawing it takes on one core."""
-    each = {"unet": 0.35, "flux": 0.17, "student": 0.17}[studio.regime.model]
-    share = 1.0 if point.wanted is None else 1 / point.wanted
+    each = {"unet": 0.4, "flux": 0.2, "student": 0.2}[studio.regime.model]
+    share = 1 / point.wanted if point.wanted else 0.5 if point.settings else 1.0
     return each * point.steps * share * (1 if studio.regime.tokens == 1024 else 6)
 
 

@@ -120,6 +120,11 @@ def wants(options: argparse.Namespace, point: methods.Point) -> bool:
     return not options.only or point.method.startswith(tuple(options.only))
 
 
+def share_of(prompts: int) -> int:
+    """How many prompts points that don't decide are drawn for: a third, at least four where there are four."""
+    return max(min(prompts, 4), prompts // 3)
+
+
 def number_of_prompts(options: argparse.Namespace, regime: regimes.Regime) -> int:
     if options.prompts:
         return options.prompts

@@ -60,15 +60,17 @@ def _panel(axes, regime: Regime, rows: list[dict]) -> None:
         error = [standard_error(row["each"]["lpips"]) if row["prompts"] > 1 else 0 for row in curve]
         axes.errorbar(
             [row["speedup"] for row in curve], [row["lpips"] for row in curve], yerr=error, label=name,
-            color=colours[name], marker="o",
+            color=colours[name], elinewidth=1, marker="o",
             ms=5 if strong else 3.5, lw=2.8 if strong else 1.2, zorder=3 if strong else 2,
         )  # fmt: skip
+    stars: dict[tuple[float, float], list[str]] = {}
     for row in rows:
         if row["method"] in OURS and row["lpips"] > 0:
-            place = (row["speedup"], row["lpips"])
-            axes.plot(*place, marker="*", ms=11, color=OUR_COLOURS["ours"], mec="white", zorder=4)
-            axes.annotate(row["method"], place, fontsize=7, xytext=(4, -9), textcoords="offset points")
-    axes.set(xlim=(1, FASTEST), yscale="log")
+            stars.setdefault((row["speedup"], row["lpips"]), []).append(row["method"])
+    for place, names_there in stars.items():
+        axes.plot(*place, marker="*", ms=11, color=OUR_COLOURS["ours"], mec="white", zorder=4)
+        axes.annotate(", ".join(names_there), place, fontsize=7, xytext=(4, -9), textcoords="offset points")
+    axes.set(xlim=(1, FASTEST), ylim=(1e-4, 0.5), yscale="log")
     axes.set_title(regime.describe(), fontsize=8)
     axes.set_xlabel("speed-up by FLOPs of the full-size model", fontsize=8)
     axes.set_ylabel("LPIPS to the unmerged image", fontsize=8)

@@ -25,8 +25,8 @@ FLUX = {
 
 
 def one_row_unet(channels: int, depth: int):
-    """A ModelPatcher around a UNet of one resolution: one res block and one spatial transformer of this width, as
-    deep as SDXL's. The way up, which would cost more than both, only drops what the skip connections bring."""
+    """A ModelPatcher around a UNet of one resolution: one res block and one spatial transformer of this width, as deep
+    as SDXL's. The way up, which would cost more than both, only drops what the skip connections bring."""
     config = {
         **SDXL, "model_channels": channels, "num_res_blocks": [1], "channel_mult": [1], "transformer_depth": [depth],
         "transformer_depth_output": [0, 0], "transformer_depth_middle": -2,
