@@ -165,7 +165,7 @@ def test_strip_by_keyboard_says_what_each_step_will_be(canvas, renderer, small_g
     whole = canvas.element(node, "schedule")
     assert strip(canvas, node).get_attribute("data-state") == "plan"
     assert "forecast up to here, if the run allows it" in whole.inner_text()
-    for word in ("full 3 or more", "merged up to", "forecast up to 9"):
+    for word in ("full 2 or more", "merged up to", "forecast up to 10"):
         assert word in whole.inner_text()
     whole.query_selector(".toma-bars").focus()
     page.keyboard.press("ArrowRight")
