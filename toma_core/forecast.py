@@ -5,7 +5,9 @@ the schedule (see `plan.Moment`) it is continued along the line through the last
 
     forecast(p) = a1 + gain * (p - p1) / (p1 - p0) * (a1 - a0)
 
-With one answer only it is that answer.
+With one answer only it is that answer. Not all of what a line promises comes true, and how much does differs by model,
+sampler and number of steps. So the gain is learnt: each answer a2 that is computed shows the gain that would have met it
+best, the least squares of a2 - a1 along the line.
 
 A sampler's step takes the share `weight` of its answer into the image, so forecasts that were off by e have moved it
 by the sum of weight * e. The next answer that is computed shows that sum: between p1 and p2 the answers lay close to
@@ -20,7 +22,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-GAIN = 0.8  # answers waver from step to step, so not all of what a line promises comes true
+GAIN = 0.25  # before an answer has shown it: first answers hardly go on as they began
+LEARNING = 0.5  # the share of the gain that comes from the last answer
 MOST = 3.0  # a correction counts a forecast's error this many times at the most, where weights fall steeply
 
 
@@ -34,18 +37,19 @@ class Anchor:
 
 @dataclass(frozen=True)
 class Given:
-    """A forecast that the sampler was given: a1 + ahead * (a1 - a0)."""
+    """A forecast that the sampler was given: a1 + ahead * (a1 - a0). `ahead` is a tensor [] where a gain is in it."""
 
     place: float
     weight: float
-    ahead: float
+    ahead: Tensor | float
 
 
 class Forecast:
     """The last two answers, and the forecasts given since."""
 
-    def __init__(self, gain: float = GAIN) -> None:
-        self.gain = gain
+    def __init__(self, gain: float = GAIN, learning: float = LEARNING) -> None:
+        self.gain: Tensor | float = gain  # once it is learnt, fp32 [] on the device
+        self.first_gain, self.learning = gain, learning
         self.anchors: list[Anchor] = []
         self.given: list[Given] = []
 
@@ -56,13 +60,13 @@ class Forecast:
     def at(self, place: float) -> Tensor:
         """The answer at `place`, a tensor of its own."""
         *before, last = self.anchors
-        return torch.lerp(before[0].answer, last.answer, 1.0 + self._ahead(place)) if before else last.answer.clone()
+        return _on(last.answer, before[0].answer, self._ahead(place)) if before else last.answer.clone()
 
-    def _ahead(self, place: float) -> float:
+    def _ahead(self, place: float) -> Tensor | float:
         if len(self.anchors) < 2:
             return 0.0
         before, last = self.anchors
-        return self.gain * (place - last.place) / (last.place - before.place)
+        return self.gain * ((place - last.place) / (last.place - before.place))
 
     def give(self, place: float, weight: float) -> Tensor:
         """The forecast at `place`, for a sampler whose step takes the share `weight` of it."""
@@ -70,17 +74,32 @@ class Forecast:
         return self.at(place)
 
     def observe(self, place: float, answer: Tensor) -> Tensor | None:
-        """Takes in an answer that was computed. Returns the relative error |forecast - answer| / |answer| of the
-        forecast in its place, fp32 [], still on the device; None if there was nothing to forecast from."""
-        error = None
+        """Takes in an answer that was computed. Returns its grade, still on the device, fp32 [2]: the relative error
+        |forecast - answer| / |answer| of the forecast in its place, and the gain of the next ones; None if there was
+        nothing to forecast from."""
+        grade = None
         if self.anchors:
-            wrong = torch.linalg.vector_norm((self.at(place) - answer).float())
+            wrong = torch.linalg.vector_norm(self.at(place).sub_(answer).float())
             error = wrong / torch.linalg.vector_norm(answer.float()).clamp_min(1e-20)
+            self.gain = self._learnt_gain(place, answer)
+            grade = torch.stack((error, self.gain))
         if self.anchors and place <= self.anchors[-1].place:  # once more at the same place: the later one counts
             self.anchors.pop()
         self.anchors = [*self.anchors[-1:], Anchor(place, answer.detach().clone())]
         self.given = []
-        return error
+        return grade
+
+    def _learnt_gain(self, place: float, answer: Tensor) -> Tensor:
+        """Moves the gain towards the one that would have met this answer best. If nothing has moved, towards 0."""
+        *before, last = self.anchors
+        gain = self.gain
+        gain = gain if isinstance(gain, Tensor) else torch.full((), gain, dtype=torch.float32, device=answer.device)
+        if not before or place <= last.place:
+            return gain
+        line = (last.answer - before[0].answer).float().flatten()
+        came = torch.dot(answer.float().flatten(), line) - torch.dot(last.answer.float().flatten(), line)
+        best = came / (torch.dot(line, line) * (place - last.place) / (last.place - before[0].place))
+        return torch.lerp(gain, best.clamp(0.0, 1.0).nan_to_num(0.0), self.learning)
 
     def corrected(self, place: float, weight: float, answer: Tensor) -> Tensor:
         """The answer that was computed at `place`, less what the forecasts before it have got wrong. To be asked before
@@ -90,12 +109,17 @@ class Forecast:
         *before, last = self.anchors
         share = min(1.0 / weight, MOST / self.given[-1].weight)
         came = share * sum(g.weight * (g.place - last.place) / (place - last.place) for g in self.given)
-        made = torch.lerp(last.answer, answer, 1.0 + came)  # answer + came * (answer - last)
+        made = _on(answer, last.answer, came)
         if before:
             foretold = share * sum(g.weight * g.ahead for g in self.given)
-            made = made.add_(last.answer - before[0].answer, alpha=-foretold)
+            made = made.sub_((last.answer - before[0].answer).mul_(foretold))
         return made
 
     def forget(self) -> None:
         """The history starts anew."""
-        self.anchors, self.given = [], []
+        self.anchors, self.given, self.gain = [], [], self.first_gain
+
+
+def _on(last: Tensor, before: Tensor, ahead: Tensor | float) -> Tensor:
+    """last + ahead * (last - before), a tensor of its own."""
+    return (last - before).mul_(ahead).add_(last)

@@ -16,7 +16,6 @@ from enum import Enum
 from math import ceil, floor, inf, isfinite
 from typing import Protocol
 
-FIRST = 50.0  # the rate of error that is assumed of the first answer of a run, before anything is known
 END = 0.45  # a step that removes more of the remaining noise than this is not forecast: too few are left to correct it
 REACH = 1.5  # how many times further than the last two answers are apart a forecast may go
 SLOW = 0.5  # an error estimate falls by no more than this factor at a time
@@ -60,9 +59,9 @@ class Plan(Protocol):
     def next(self, moment: Moment, places: Sequence[float]) -> Decision:
         """The kind of this evaluation. `places` are those of the answers that it could be forecast from."""
 
-    def learn(self, error: float) -> float | None:
-        """Takes the relative error of the forecast that would have stood in the place of the last evaluation that ran;
-        returns what it would have cost, in times of what was allowed there."""
+    def learn(self, error: float, gain: float = 1.0) -> float | None:
+        """Takes the relative error of the forecast that would have stood in the place of the last evaluation that ran,
+        and the gain of the next ones; returns what it would have cost, in times of what was allowed there."""
 
     def restart(self) -> None:
         """What was learnt so far does not hold from here on."""
@@ -103,7 +102,7 @@ class ReuseSchedule:
             return Decision(Kind.MERGED, "inside the merge window")
         return Decision(Kind.FULL, "outside the merge window" if self.merges else "nothing is merged")
 
-    def learn(self, error: float) -> None:
+    def learn(self, error: float, gain: float = 1.0) -> None:
         return None
 
     def restart(self) -> None:
@@ -121,8 +120,8 @@ class ErrorBudget:
         n * sum over the interval of weight * e  <=  tolerance * sqrt(steps of the interval / steps of the run)
 
     All intervals together then cost no more than the tolerance, however many steps the run has. e is not known before,
-    but every evaluation that runs shows the error of the forecast that would have stood in its place, and the error of
-    a line grows with the distance as `_distance` says.
+    but every evaluation that runs shows the error of the forecast that would have stood in its place, and the error
+    grows with the distance as `_distance` says.
 
     What may not be forecast runs in full. Where not even the step after a computed answer could be forecast, several
     times in a row (a sampler that adds noise, high guidance, few steps), steps inside the merge window are merged.
@@ -133,7 +132,8 @@ class ErrorBudget:
         self.window = window
         self.cost = 0.0  # of the forecasts since the last answer that was computed
         self.since = 0  # the step of that answer
-        self.rate = FIRST  # error / distance (see _distance)
+        self.rate = inf  # error / distance (see _distance); infinite until a grade has shown it
+        self.gain = 0.0  # of the forecasts, see forecast.py
         self.known = False  # whether a grade has shown the rate
         self.refused = 0  # computed answers in a row of which not even the next step could be forecast
         self.graded: tuple[float, float, float] | None = None  # distance, weight and allowance of the last evaluation
@@ -170,17 +170,18 @@ class ErrorBudget:
         return self.tolerance * ((max(0, moment.step - self.since) + 1) / moment.steps) ** 0.5
 
     def _ran(self, moment: Moment, places: Sequence[float]) -> None:
-        self.graded = (_distance(moment.place, places), moment.weight, self._allowed(moment))
+        self.graded = (_distance(moment.place, places, self.gain), moment.weight, self._allowed(moment))
         self.cost, self.since = 0.0, moment.step
 
     def _error(self, place: float, places: Sequence[float]) -> float:
         """The relative error that a forecast at `place` is expected to have."""
-        return self.rate * _distance(place, places) if places and self.rate < inf else inf
+        return self.rate * _distance(place, places, self.gain) if places and self.rate < inf else inf
 
     def restart(self) -> None:
         self.rate, self.known, self.refused = inf, False, 0
 
-    def learn(self, error: float) -> float | None:
+    def learn(self, error: float, gain: float = 1.0) -> float | None:
+        self.gain = gain
         if self.graded is None:
             return None
         distance, weight, allowed = self.graded
@@ -191,13 +192,14 @@ class ErrorBudget:
         return weight * error / allowed
 
 
-def _distance(place: float, places: Sequence[float]) -> float:
-    """How far a forecast at `place` reaches, as its error is expected to grow: m from one answer, m (m + g) / g along
-    a line through two that are g apart. 0 if there is nothing to forecast from."""
+def _distance(place: float, places: Sequence[float], gain: float) -> float:
+    """How far a forecast at `place` reaches, as its error is expected to grow: m from an answer that is held, m (m + g) / g
+    along the line through two that are g apart, and in between with a gain between 0 and 1. 0 if there is nothing to
+    forecast from."""
     if not places:
         return 0.0
     ahead = max(place - places[-1], 0.0)
-    return ahead if len(places) < 2 else ahead * (place - places[-2]) / (places[-1] - places[-2])
+    return ahead if len(places) < 2 else ahead * (1.0 + gain * ahead / (places[-1] - places[-2]))
 
 
 def noise_level(sigma: float, flow: bool) -> float:

@@ -88,26 +88,27 @@ def _one_of(name: str, value: object, allowed, kind=None):
     return kind(value) if kind else value
 
 
-_UNET: dict[str, Any] = dict(tile_size=16, reselect_every=1, reweight_every=1)
-_DIT: dict[str, Any] = dict(tile_size=8, reselect_every=1, reweight_every=1)
+_UNET: dict[str, Any] = dict(tile_size=16, reselect_every=1, reweight_every=1, end_percent=0.9)
+_DIT: dict[str, Any] = dict(tile_size=8, reselect_every=1, reweight_every=1, end_percent=0.9)
 _PAPER: dict[str, Any] = dict(ratio=0.5, merge=MergeWhere.LAYER, budget="equal")
 
+# Where merging bought no speed beyond forecasting, a preset leaves it out (docs/benchmarks.md, "What merging adds").
 PRESETS: dict[str, dict[str, Settings]] = {
     "balanced": {
-        "unet": Settings(ratio=0.5, tolerance=0.08, end_percent=0.9, **_UNET),
-        "dit": Settings(ratio=0.5, tolerance=0.08, end_percent=0.8, **_DIT),
+        "unet": Settings(ratio=0.0, tolerance=0.3, **_UNET),
+        "dit": Settings(ratio=0.0, tolerance=0.3, **_DIT),
     },
     "quality": {
-        "unet": Settings(ratio=0.35, tolerance=0.03, end_percent=0.9, **_UNET),
-        "dit": Settings(ratio=0.35, tolerance=0.03, end_percent=0.6, **_DIT),
+        "unet": Settings(ratio=0.0, tolerance=0.05, **_UNET),
+        "dit": Settings(ratio=0.0, tolerance=0.05, **_DIT),
     },
     "fast": {
-        "unet": Settings(ratio=0.65, tolerance=0.16, **_UNET),
-        "dit": Settings(ratio=0.6, tolerance=0.16, end_percent=0.9, **_DIT),
+        "unet": Settings(ratio=0.5, tolerance=0.6, **_UNET),
+        "dit": Settings(ratio=0.35, tolerance=0.6, **_DIT),
     },
     "turbo": {
-        "unet": Settings(ratio=0.5, tolerance=0.16, end_percent=0.9, **_UNET),
-        "dit": Settings(ratio=0.5, tolerance=0.16, end_percent=0.9, **_DIT),
+        "unet": Settings(ratio=0.0, tolerance=0.8, **_UNET),
+        "dit": Settings(ratio=0.0, tolerance=0.8, **_DIT),
     },
     "paper": {
         "unet": Settings(reselect_every=10, reweight_every=5, skip_first_blocks=0, **_PAPER),

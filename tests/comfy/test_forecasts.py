@@ -18,7 +18,7 @@ class EveryOther:
 
     def __init__(self) -> None:
         self.asked: list[int] = []
-        self.learnt: list[float] = []
+        self.learnt: list[tuple[float, float]] = []
         self.restarts = 0
 
     def next(self, moment, places):
@@ -27,8 +27,8 @@ class EveryOther:
         self.asked.append(len(places))
         return Decision(Kind.FORECAST if len(places) == 2 and len(self.asked) % 2 else Kind.FULL, "as it is told")
 
-    def learn(self, error):
-        self.learnt.append(error)
+    def learn(self, error, gain):
+        self.learnt.append((error, gain))
         return error
 
     def restart(self):
@@ -285,7 +285,7 @@ class Full(EveryOther):
 
 def check_grades(models) -> None:
     """The grade of an evaluation is the relative error of the forecast in its place, and reaches it and the plan."""
-    from comfyui_toma.toma_core.forecast import GAIN
+    from comfyui_toma.toma_core.forecast import GAIN, LEARNING
 
     patched, plans = planned(models["flux"], Full)
     answers: list[torch.Tensor] = []
@@ -293,13 +293,18 @@ def check_grades(models) -> None:
     told = report(patched)
     places = [1 - e.sigma for e in told.evaluations]  # of a flow
     wanted = [None, float((answers[0] - answers[1]).norm() / answers[1].norm())]
+    gain = GAIN
     for i in range(2, 5):
-        ahead = GAIN * (places[i] - places[i - 1]) / (places[i - 1] - places[i - 2])
-        forecast = answers[i - 1] + ahead * (answers[i - 1] - answers[i - 2])
+        line = (answers[i - 1] - answers[i - 2]) * (places[i] - places[i - 1]) / (places[i - 1] - places[i - 2])
+        forecast, came = answers[i - 1] + gain * line, answers[i] - answers[i - 1]
+        best = float((came * line).sum() / (line * line).sum())
+        gain += LEARNING * (min(max(best, 0.0), 1.0) - gain)
         wanted.append(float((forecast - answers[i]).norm() / answers[i].norm()))
     errors = [e.error for e in told.evaluations]
     assert errors[0] is None and errors[-1] is None, "the last one nobody reads"
-    assert errors[1:-1] == pytest.approx(wanted[1:], rel=1e-3) and plans[-1].learnt == errors[1:-1]
+    assert errors[1:-1] == pytest.approx(wanted[1:], rel=1e-3)
+    assert [error for error, _ in plans[-1].learnt] == errors[1:-1]
+    assert plans[-1].learnt[-1][1] == pytest.approx(gain, rel=1e-3)
 
 
 def test_grades_are_of_their_step(models):

@@ -24,8 +24,8 @@ def line(seed: int = 0, dtype=torch.float64):
     return lambda place: (a + place * b).to(dtype)
 
 
-def observed(answer, places, gain: float = 1.0) -> Forecast:
-    forecast = Forecast(gain)
+def observed(answer, places, gain: float = 1.0, learning: float = 0.0) -> Forecast:
+    forecast = Forecast(gain, learning)
     for place in places:
         forecast.observe(place, answer(place))
     return forecast
@@ -44,8 +44,41 @@ def test_a_line_is_continued_exactly(places, at):
 def test_damped_it_goes_that_share_of_the_way():
     answer = line()
     forecast = observed(answer, (0.0, 0.25), gain=0.8)
-    assert torch.allclose(forecast.at(0.5), answer(0.45), atol=1e-12)
+    assert torch.allclose(forecast.at(0.5), answer(0.45), atol=1e-6)  # a gain is fp32
     assert 0 < GAIN <= 1
+
+
+@pytest.mark.parametrize("share,gain", [(0.6, 0.6), (0.0, 0.0), (-0.5, 0.0), (2.0, 1.0)])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_the_gain_is_learnt_from_what_came_true(share, gain, dtype):
+    """Each answer goes on by that share of the line to it, and by something that no line tells."""
+    answers, places = [drawn(), drawn(seed=1)], [0.0, 0.1]
+    for place in (0.15, 0.4, 0.5, 0.6, 0.65, 0.7, 0.8, 0.9):
+        line = (answers[-1] - answers[-2]) * (place - places[-1]) / (places[-1] - places[-2])
+        other = drawn(seed=int(place * 100))
+        other -= line * (other * line).sum() / (line * line).sum()  # nothing along the line
+        answers.append(answers[-1] + share * line + other)
+        places.append(place)
+    forecast, grades = Forecast(), []
+    for place, answer in zip(places, answers):
+        grades.append(forecast.observe(place, answer.to(dtype)))
+    assert grades[0] is None and float(grades[1][1]) == GAIN, "two answers make a line, and tell nothing of it"
+    assert float(grades[-1][1]) == pytest.approx(gain, abs=0.01)
+    ahead = (1.0 - places[-1]) / (places[-1] - places[-2])
+    wanted = answers[-1] + float(grades[-1][1]) * ahead * (answers[-1] - answers[-2])
+    assert torch.allclose(forecast.at(1.0).double(), wanted, atol=30 * torch.finfo(dtype).eps * float(wanted.abs().max()))
+
+
+def test_what_does_not_move_leaves_a_gain():
+    forecast = observed(lambda place: torch.ones(SHAPE), (0.0, 0.1, 0.2, 0.3), learning=0.5)
+    assert 0 <= float(forecast.gain) <= 1 and torch.equal(forecast.at(0.9), torch.ones(SHAPE))
+
+
+def test_the_same_place_again_teaches_no_gain():
+    forecast = observed(line(), (0.0, 0.1, 0.2), learning=0.5)
+    before = float(forecast.gain)
+    forecast.observe(0.2, drawn(seed=7))
+    assert float(forecast.gain) == before
 
 
 def test_one_answer_is_held():
@@ -63,17 +96,17 @@ def test_a_grade_is_the_relative_error_of_the_forecast_in_its_place():
     answer = line()
     forecast = observed(answer, (0.0, 0.25))
     real = answer(0.5) + drawn(seed=5)
-    error = forecast.observe(0.5, real)
-    assert error.shape == () and error.dtype is torch.float32
-    assert float(error) == pytest.approx(float(drawn(seed=5).norm() / real.norm()), rel=1e-5)
-    assert float(observed(answer, [0.25]).observe(0.5, answer(0.5))) == pytest.approx(
+    grade = forecast.observe(0.5, real)
+    assert grade.shape == (2,) and grade.dtype is torch.float32
+    assert float(grade[0]) == pytest.approx(float(drawn(seed=5).norm() / real.norm()), rel=1e-5)
+    assert float(observed(answer, [0.25]).observe(0.5, answer(0.5))[0]) == pytest.approx(
         float((answer(0.5) - answer(0.25)).norm() / answer(0.5).norm()), rel=1e-5
     )
 
 
 def test_the_grade_of_nothing_is_a_number():
     forecast = observed(lambda place: torch.zeros(SHAPE), (0.0, 0.1))
-    assert torch.isfinite(forecast.observe(0.2, torch.zeros(SHAPE)))
+    assert torch.isfinite(forecast.observe(0.2, torch.zeros(SHAPE))).all()
 
 
 def test_the_same_place_twice_counts_once():
@@ -108,8 +141,8 @@ def test_precision_is_kept_and_is_enough(dtype):
 
 def test_a_grade_in_half_precision_does_not_overflow():
     large = torch.full((1, 4, 64, 64), 200.0, dtype=torch.float16)  # its square norm is past 65504
-    error = observed(lambda place: large, (0.0, 0.1)).observe(0.2, large * 1.5)
-    assert float(error) == pytest.approx(1 / 3, rel=1e-2)
+    error, gain = observed(lambda place: large, (0.0, 0.1), learning=0.5).observe(0.2, large * 1.5).tolist()
+    assert 0 <= gain <= 1 and error == pytest.approx(1 / 3, rel=1e-2)
 
 
 def test_what_is_given_out_is_its_own():
@@ -139,12 +172,19 @@ def test_forgotten_is_as_new():
     assert forecast.observe(0.3, real) is None and torch.equal(forecast.at(0.5), real)
 
 
+def test_forgotten_is_the_gain_too():
+    forecast = observed(line(), (0.0, 0.1, 0.2, 0.3), gain=0.25, learning=0.5)
+    assert float(forecast.gain) > 0.5
+    forecast.forget()
+    assert forecast.gain == 0.25
+
+
 # --------------------------------------------------------------------------- the correction
 
 
 def sampled(answer, sigmas: list[float], forecast_steps: set[int], gain: float = 1.0, correct: bool = True):
     """Euler over a flow's schedule, x <- x + weight * (answer - x), with these steps forecast."""
-    forecast, x = Forecast(gain), torch.zeros(SHAPE, dtype=torch.float64)
+    forecast, x = Forecast(gain, learning=0.0), torch.zeros(SHAPE, dtype=torch.float64)
     for step, sigma in enumerate(sigmas[:-1]):
         moment = moment_at(sigma, sigmas, flow=True)
         if step in forecast_steps:

@@ -156,15 +156,12 @@ class Run:
         """This evaluation's sigma, and the grade of the last one that ran: the one time in a step that the host waits
         for the device, so the time between two of them is that of an evaluation."""
         sigma = timestep.flatten()[0]
-        if self.grade is None:
-            now, error = float(sigma), None
-        else:
-            now, error = torch.stack((sigma.float(), self.grade.to(sigma.device))).tolist()
-        self.grade = None
+        grade, self.grade = self.grade, None
+        now, *learnt = (sigma.float()[None] if grade is None else torch.cat((sigma.float()[None], grade))).tolist()
         self._clock()
-        if error is not None:
+        if learnt:
             last = next(e for e in reversed(self.report.evaluations) if e.kind != Kind.FORECAST.value)
-            last.error, last.off = error, self.plan.learn(error)
+            last.error, last.off = learnt[0], self.plan.learn(*learnt)
         return now
 
     def _clock(self) -> None:

@@ -18,8 +18,10 @@ from .regimes import Regime
 UNMERGED = "unmerged"
 OTHER_SEED = "unmerged, other seed"
 PAPER = "paper"
+MERGING = "and merging"
 OURS = tuple(name for name in PRESETS if name != PAPER)
-TOLERANCES = (0.03, 0.06, 0.08, 0.12, 0.16, 0.24)
+TOLERANCES = (0.03, 0.05, 0.1, 0.16, 0.3, 0.6)
+MERGING_AT = (0.05, 0.16, 0.3)  # tolerances at which merging is added to forecasting
 DEMO_SKIP = 1  # of the demo Flux's 2 + 4 blocks, where the authors leave 5 of 19 and of 38 alone
 SHARES = (0.25, 0.5, 0.75)  # of tokens merged away on a DiT
 Make = Callable[[object], object]
@@ -93,10 +95,10 @@ def tolerance_curve(regime: Regime) -> list[Point]:
     return [_ours("tolerance", f"{t:g}", regime, replace(base, tolerance=t)) for t in TOLERANCES]
 
 
-def forecast_alone(regime: Regime) -> list[Point]:
-    """The same without merging: what merging has to be better than."""
-    base = replace(PRESETS["balanced"][regime.kind], ratio=0.0)
-    return [_ours("forecast alone", f"{t:g}", regime, replace(base, tolerance=t)) for t in TOLERANCES]
+def and_merging(regime: Regime) -> list[Point]:
+    """The same with tokens merged where forecasts fail: what merging adds."""
+    base = PRESETS["fast"][regime.kind]
+    return [_ours(MERGING, f"{t:g}", regime, replace(base, tolerance=t)) for t in MERGING_AT]
 
 
 def merging(regime: Regime, speed: float, base: Settings) -> Settings | None:
@@ -123,7 +125,7 @@ def _told(settings: Settings) -> str:
 
 
 def merged_alone(regime: Regime, speed: float) -> Point | None:
-    settings = merging(regime, speed, PRESETS["balanced"][regime.kind])
+    settings = merging(regime, speed, PRESETS["fast"][regime.kind])
     return settings and _ours("merged alone", _told(settings), regime, settings, wanted=speed)
 
 
@@ -176,7 +178,7 @@ def sada_at(regime: Regime, speed: float) -> Point | None:
 
 
 def tomesd_at(regime: Regime, speed: float) -> Point | None:
-    settings = merging(regime, speed, PRESETS["balanced"][regime.kind])
+    settings = merging(regime, speed, PRESETS["fast"][regime.kind])
     if settings is None or settings.ratio > 0.75:
         return None
     make = lambda model: patch(model, settings, select=tomesd)  # noqa: E731
@@ -210,14 +212,14 @@ METHODS = [
     Method(PAPER, "#969696", paper_at),
 ]
 BY_NAME = {method.name: method for method in METHODS}
-OUR_COLOURS = {"ours": "#1f77b4", "forecast alone": "#9ecae1"}
-NAMES = (*OURS, "tolerance", "forecast alone", *BY_NAME)
+OUR_COLOURS = {"ours": "#1f77b4", MERGING: "#9ecae1"}
+NAMES = (*OURS, "tolerance", MERGING, *BY_NAME)
 
 
 def points(regime: Regime, dials: Callable[[Method, float], float | None]) -> list[Point]:
     """All points of a regime, each once. `dials(method, speed)` is the number that makes a method that fast."""
     found = [unmerged(regime), unmerged(regime, other_seed=True), *presets(regime)]
-    found += [*tolerance_curve(regime), *forecast_alone(regime)]
+    found += [*tolerance_curve(regime), *and_merging(regime)]
     for method in METHODS:
         for speed in regime.speeds:
             if method.dial is None:

@@ -10,7 +10,7 @@ from comfyui_toma.toma_core.settings import Settings
 
 from . import methods, regimes, tables
 
-QUICK_PROMPTS, PROMPTS, PROMPTS_4096 = 2, 24, 8
+QUICK_PROMPTS, PROMPTS, PROMPTS_4096 = 2, 12, 4
 FILES = ("json", "read", "write", "plots")
 
 
