@@ -11,6 +11,8 @@ from ..toma_core.plan import PATIENCE
 from ..toma_core.settings import (
     BUDGETS,
     CUSTOM,
+    CUSTOM_START,
+    DEFAULT,
     PRESETS,
     TILE_SIZES,
     MergeWhere,
@@ -21,8 +23,7 @@ from .live import Live, as_widgets
 from .running import has_preview, running_prompt
 
 _CUSTOM_ONLY = " Counts with the preset 'custom'."
-_PRESET = "balanced"
-_SHOWN = PRESETS[_PRESET]["unet"]
+_SHOWN = CUSTOM_START
 _told: set[str] = set()
 
 
@@ -46,7 +47,7 @@ class ToMA(io.ComfyNode):
                 io.Combo.Input(
                     "preset",
                     options=[*PRESETS, CUSTOM],
-                    default=_PRESET,
+                    default=DEFAULT,
                     tooltip="How much speed for how much closeness to the plain image. quality: closest. balanced: a "
                     "good default. fast: faster, the image may change in details. turbo: for runs of up to 8 steps. "
                     "paper: the published ToMA settings. custom: the values below.",
@@ -180,7 +181,7 @@ class ToMA(io.ComfyNode):
         return True
 
     @classmethod
-    def execute(cls, model: io.Model.Type, preset: str = _PRESET, **widgets) -> io.NodeOutput:
+    def execute(cls, model: io.Model.Type, preset: str = DEFAULT, **widgets) -> io.NodeOutput:
         sizes = {str(size): size for size in TILE_SIZES}
         if isinstance(widgets.get("tile_size"), str):
             widgets["tile_size"] = sizes.get(widgets["tile_size"], widgets["tile_size"])

@@ -1,1 +1,1 @@
-"""ToMA in plain torch: tiles, selection, merge, schedule. Knows nothing of ComfyUI."""
+"""ToMA in plain torch: selection, merge, forecast, plan. Only `patcher` knows ComfyUI."""

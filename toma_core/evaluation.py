@@ -109,7 +109,7 @@ class Evaluation:
         """What a block is to run on, [B, K, C], and the merge that made it; None: all tokens. x is [B, N, C], or in a
         row under way what the block before gave, [B, K, C]."""
         if not self.merges or place.skipped:
-            self.count(place, grid, x, x.shape[1], x.shape[1])
+            self.count(place, grid, x.shape[2], x.shape[1], x.shape[1])
             return x, None
         ride = self.riding.get(place.row)
         if ride is None:
@@ -123,7 +123,7 @@ class Evaluation:
             raise Unmergeable("another node changed the number of tokens between two blocks")
         else:
             kept = x
-        self.count(place, grid, x, ride.count, kept.shape[1])
+        self.count(place, grid, x.shape[2], ride.count, kept.shape[1])
         return kept, ride.merge
 
     def tokens_now(self, place: Place, count: int) -> int:
@@ -142,10 +142,10 @@ class Evaluation:
             return ride.merge.copied(out)
         return finite(ride.merge.residual(ride.tokens, finite(out - ride.kept)))
 
-    def count(self, place: Place, grid: Grid, x: Tensor, before: int, after: int) -> None:
+    def count(self, place: Place, grid: Grid, channels: int, before: int, after: int) -> None:
         """Notes what this block works on."""
         self.rode = self.rode or after < before
-        self.counted[place.row, place.index] = Counted(grid, before, after, self.beside, self.text, x.shape[2])
+        self.counted[place.row, place.index] = Counted(grid, before, after, self.beside, self.text, channels)
 
     def merge_for(self, place: Place, x: Tensor, grid: Grid) -> Merge:
         """The merge of this block, renewed if the plan says so and this block is the first to ask."""

@@ -6,8 +6,8 @@ the schedule (see `plan.Moment`) it is continued along the line through the last
     forecast(p) = a1 + gain * (p - p1) / (p1 - p0) * (a1 - a0)
 
 With one answer only it is that answer. Not all of what a line promises comes true, and how much does differs by model,
-sampler and number of steps. So the gain is learnt: each answer a2 that is computed shows the gain that would have met it
-best, the least squares of a2 - a1 along the line.
+sampler and number of steps. So the gain is learnt: each answer a2 that is computed shows the gain that would have met
+it best, the least squares of a2 - a1 along the line.
 
 A sampler's step takes the share `weight` of its answer into the image, so forecasts that were off by e have moved it
 by the sum of weight * e. The next answer that is computed shows that sum: between p1 and p2 the answers lay close to

@@ -1,7 +1,7 @@
 """Which kind of step comes next: by the reuse schedule, or by the error budget.
 
 A step is full, merged or forecast. Both plans are asked before each evaluation of the guider, `next(moment, places)`,
-and told afterwards how wrong the forecast in its place would have been, `learn(error)`. They know numbers only.
+and told afterwards how wrong the forecast in its place would have been, `learn(error, gain)`. They know numbers only.
 
 The reuse schedule: of S steps, step s is active if start <= s / S and (s + 1) / S <= end, so that an end before 100 %
 leaves the last step alone, however few there are. Active steps are merged. Counted from the first active one, every
@@ -134,7 +134,6 @@ class ErrorBudget:
         self.since = 0  # the step of that answer
         self.rate = inf  # error / distance (see _distance); infinite until a grade has shown it
         self.gain = 0.0  # of the forecasts, see forecast.py
-        self.known = False  # whether a grade has shown the rate
         self.refused = 0  # computed answers in a row of which not even the next step could be forecast
         self.graded: tuple[float, float, float] | None = None  # distance, weight and allowance of the last evaluation
 
@@ -175,10 +174,10 @@ class ErrorBudget:
 
     def _error(self, place: float, places: Sequence[float]) -> float:
         """The relative error that a forecast at `place` is expected to have."""
-        return self.rate * _distance(place, places, self.gain) if places and self.rate < inf else inf
+        return self.rate * _distance(place, places, self.gain) if places and self.known else inf
 
     def restart(self) -> None:
-        self.rate, self.known, self.refused = inf, False, 0
+        self.rate, self.refused = inf, 0
 
     def learn(self, error: float, gain: float = 1.0) -> float | None:
         self.gain = gain
@@ -188,14 +187,18 @@ class ErrorBudget:
         if distance > 0:
             seen = error / distance if isfinite(error) else inf
             self.rate = max(seen, SLOW * self.rate) if self.known else seen
-            self.known = True
         return weight * error / allowed
+
+    @property
+    def known(self) -> bool:
+        """Whether a grade has shown the rate. One that is no number shows nothing: the next one counts."""
+        return self.rate < inf
 
 
 def _distance(place: float, places: Sequence[float], gain: float) -> float:
-    """How far a forecast at `place` reaches, as its error is expected to grow: m from an answer that is held, m (m + g) / g
-    along the line through two that are g apart, and in between with a gain between 0 and 1. 0 if there is nothing to
-    forecast from."""
+    """How far a forecast at `place` reaches, as its error is expected to grow: m from an answer that is held,
+    m (m + g) / g along the line through two that are g apart, and in between with a gain between 0 and 1. 0 if there
+    is nothing to forecast from."""
     if not places:
         return 0.0
     ahead = max(place - places[-1], 0.0)

@@ -117,6 +117,7 @@ PRESETS: dict[str, dict[str, Settings]] = {
 }
 CUSTOM = "custom"
 DEFAULT = "balanced"
+CUSTOM_START = Settings(ratio=0.5, tolerance=0.3, **_UNET)  # the widgets' defaults: `balanced`, and tokens are merged
 
 
 def resolve(preset: str, kind: str, **widgets) -> Settings:
@@ -126,4 +127,4 @@ def resolve(preset: str, kind: str, **widgets) -> Settings:
         return PRESETS[preset]["unet" if kind == "unet" else "dit"]
     known = {f.name for f in fields(Settings)}
     given = {name: value for name, value in widgets.items() if name in known}
-    return replace(PRESETS[DEFAULT]["unet"], **given)
+    return replace(CUSTOM_START, **given)

@@ -66,7 +66,9 @@ def test_the_gain_is_learnt_from_what_came_true(share, gain, dtype):
     assert float(grades[-1][1]) == pytest.approx(gain, abs=0.01)
     ahead = (1.0 - places[-1]) / (places[-1] - places[-2])
     wanted = answers[-1] + float(grades[-1][1]) * ahead * (answers[-1] - answers[-2])
-    assert torch.allclose(forecast.at(1.0).double(), wanted, atol=30 * torch.finfo(dtype).eps * float(wanted.abs().max()))
+    assert torch.allclose(
+        forecast.at(1.0).double(), wanted, atol=30 * torch.finfo(dtype).eps * float(wanted.abs().max())
+    )
 
 
 def test_what_does_not_move_leaves_a_gain():

@@ -14,7 +14,7 @@ from ..plan import Plan
 from ..settings import Settings, SettingsError
 from .account import Listener
 from .families import UnsupportedModel, family_of
-from .families.base import KEY
+from .families.base import KEY, Unmerged
 from .report import Handle
 from .run import Run
 
@@ -41,6 +41,8 @@ def patch(
             f"tolerance is 0, so nothing would be forecast, and tokens can't be merged: {family.why_unmerged}. "
             "Set tolerance above 0, for instance to 0.03."
         )
+    if not settings.ratio and plan is None:
+        family = Unmerged.without_seams(family)
     if KEY in model.model_options:
         logging.info("ToMA: there is a ToMA node before this one; only the last one counts.")
     model = model.clone()
@@ -63,13 +65,14 @@ def _sample(new_run: Callable[[], Run], handle: Handle, executor: Any, *args, **
 
     guider = executor.class_obj
     before = guider.model_options
-    guider.model_options = create_model_options_clone(before)
-    options = guider.model_options.setdefault("transformer_options", {})
-    run = new_run()
+    run, own = new_run(), create_model_options_clone(before)
+    options = own.setdefault("transformer_options", {})
     run.family.install(options)
     add_wrapper_with_key(WrappersMP.PREDICT_NOISE, KEY, run.predict_noise, options)
-    add_wrapper_with_key(WrappersMP.APPLY_MODEL, KEY, run.apply_model, options)
     add_wrapper_with_key(WrappersMP.DIFFUSION_MODEL, KEY, run.network, options)
+    if run.family.places:
+        add_wrapper_with_key(WrappersMP.APPLY_MODEL, KEY, run.apply_model, options)
+    guider.model_options = own
     finished = False
     try:
         out = executor(*args, **kwargs)

@@ -80,7 +80,6 @@ class Account:
 
     def count(self, evaluation: Evaluation, x: Tensor) -> None:
         report, batch = self.report, x.shape[0]
-        report.latent = tuple(x.shape[2:])
         other = batch * self.family.other_flops(tuple(x.shape)) if evaluation.counted else 0.0
         report.flops_full += other
         report.flops_run += other

@@ -111,9 +111,12 @@ class Run:
     def _compute(self, executor, arguments: tuple, decision: Decision, moment: Moment, entry: Evaluated) -> Tensor:
         """The model's own answer. It grades the forecast that would have stood in its place."""
         self.decision, self.passes, self.merged = decision, {}, False
+        self.report.latent = tuple(arguments[0].shape[2:])
         inner, before = self.inner_calls, self.account.flops()
-        answer = executor(*arguments)
-        self.decision = None
+        try:
+            answer = executor(*arguments)
+        finally:
+            self.decision = None
         full, run = (now - then for now, then in zip(self.account.flops(), before))
         entry.work = run / full if full else 1.0
         if decision.kind is Kind.MERGED and not self.merged:
@@ -157,7 +160,8 @@ class Run:
         for the device, so the time between two of them is that of an evaluation."""
         sigma = timestep.flatten()[0]
         grade, self.grade = self.grade, None
-        now, *learnt = (sigma.float()[None] if grade is None else torch.cat((sigma.float()[None], grade))).tolist()
+        read = sigma.float()[None]
+        now, *learnt = (read if grade is None else torch.cat((read, grade.to(read.device)))).tolist()
         self._clock()
         if learnt:
             last = next(e for e in reversed(self.report.evaluations) if e.kind != Kind.FORECAST.value)
@@ -198,6 +202,8 @@ class Run:
     ):
         """Wraps BaseModel.apply_model: says what the blocks do with their tokens, runs the model, keeps what was
         renewed. What can't go on merged is run again in full."""
+        if self.decision is None:  # not for an answer of the guider: in training, or by a node of its own
+            return executor(x, t, c_concat, c_crossattn, control, transformer_options, **inputs)
         options = dict(transformer_options or {})
         network = executor.class_obj.diffusion_model
         with self.lock:
@@ -326,7 +332,7 @@ class Run:
         kept = evaluation.kept
         if evaluation.copies and isinstance(self.family, DiTFamily):
             try:
-                kept.clean = tokens_of(out, self.family.patch)
+                kept.clean = tokens_of(out.detach(), self.family.patch)
             except RuntimeError as error:
                 raise_unless_out_of_memory(error)
         now = len(self.report.evaluations)
@@ -343,6 +349,9 @@ class Run:
         """Drops all that was kept and gives the account of the run."""
         for seams in self.networks.values():
             seams.close()
+        self.forecast.forget()
+        self.kept.clear()
+        self.passes.clear()
         self._clock()
         report = self.report
         report.seconds = time.perf_counter() - self.started if self.started else 0.0
@@ -360,9 +369,6 @@ class Run:
         report.picks = [pick.cpu() for pick in report.picks]
         for shown in report.error_maps:
             shown.error = shown.error.cpu()
-        self.forecast.forget()
-        self.kept.clear()
-        self.passes.clear()
         if self.listener is not None:
             self.listener.ended(report)
         return report

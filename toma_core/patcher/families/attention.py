@@ -46,12 +46,16 @@ class AttentionSeam:
         place = self.family.by_name[f"{kind} {index}", index]
         start, count = extra_options["img_slice"][0], prod(evaluation.grid)
         stop = start + count
-        keys = rearrange(k[:, :, start:stop], "b h n d -> b n (h d)")
         evaluation.beside, evaluation.text = k.shape[2] - stop, start
+        channels = k.shape[1] * k.shape[3]
         if not evaluation.merges or place.skipped:
-            evaluation.count(place, evaluation.grid, keys, count, count)
+            evaluation.count(place, evaluation.grid, channels, count, count)
             return {}
-        merge = ours(evaluation.merge_for, place, keys, evaluation.grid)
+
+        def keys() -> Tensor:
+            return rearrange(k[:, :, start:stop], "b h n d -> b n (h d)")
+
+        merge = ours(lambda: evaluation.merge_for(place, keys(), evaluation.grid))
 
         def shorter(x: Tensor) -> Tensor:
             tokens = merge.merge(rearrange(x[:, :, start:stop], "b h n d -> b n (h d)"))
@@ -72,7 +76,7 @@ class AttentionSeam:
             return {**given, "q": shorter(q), "k": shorter(k), "v": shorter(v), **rest}
 
         found = ours(changed)
-        evaluation.count(place, evaluation.grid, keys, count, merge.kept.shape[1])
+        evaluation.count(place, evaluation.grid, channels, count, merge.kept.shape[1])
         evaluation.scratch["attention"] = (merge, start)
         return found
 

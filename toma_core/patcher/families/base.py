@@ -85,6 +85,11 @@ class Unmerged(Family):
     def arrange(self, settings: Settings) -> Unmerged:
         return self
 
+    @classmethod
+    def without_seams(cls, family: Family) -> Unmerged:
+        """For a run that merges nothing: its blocks need not be touched."""
+        return cls(family.name, family.why_unmerged)
+
     def why_not(self, x: Tensor, options: dict, inputs: dict) -> str | None:
         return None
 
@@ -128,7 +133,7 @@ class _CallsForward:
 
 def seams_on(family: Family, network: nn.Module) -> ExitStack:
     """Wraps the forwards that the family asks for; closing the stack puts them back."""
-    stack = ExitStack()
-    for module, wrap in family.seams(network):
-        stack.enter_context(wrapped(module, wrap))
-    return stack
+    with ExitStack() as stack:
+        for module, wrap in family.seams(network):
+            stack.enter_context(wrapped(module, wrap))
+        return stack.pop_all()

@@ -93,6 +93,8 @@ class DiTFamily(Family):
     def seams(self, network: nn.Module) -> Iterator[tuple[nn.Module, Callable[[Callable], Callable]]]:
         if type(network) is not type(self.network):  # of a guider with two models
             return
+        if any(len(network.get_submodule(stream.blocks)) != depth for stream, depth in self.depths.items()):
+            return
         for place, stream, i in self.seated():
             if not stream.slot:
                 block = network.get_submodule(f"{stream.blocks}.{i}")
@@ -193,7 +195,7 @@ class DiTFamily(Family):
         tokens = sequence.flatten(1, -2)
         if stream.side:
             if begins:
-                evaluation.count(place, evaluation.grid, tokens, count, count)
+                evaluation.count(place, evaluation.grid, tokens.shape[2], count, count)
                 return run(args)
             if evaluation.scratch.setdefault(stream.blocks, place.index) == place.index:
                 tokens = ours(evaluation.riding[place.row].merge.take, tokens)

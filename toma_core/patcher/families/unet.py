@@ -70,8 +70,12 @@ class UNetFamily(Family):
         keep_out_of_graphs(BlockSeam, FeedForwardSeam, Evaluation, through, ours)
 
     def seams(self, network: nn.Module) -> Iterator[tuple[nn.Module, Callable[[Callable], Callable]]]:
-        for place in self.places:
-            block: Any = network.get_submodule(f"{_path(place)}.transformer_blocks.{place.index}")
+        modules = dict(network.named_modules())
+        paths = [f"{_path(place)}.transformer_blocks.{place.index}" for place in self.places]
+        if any(path not in modules for path in paths):  # of a guider with two models
+            return
+        for place, path in zip(self.places, paths):
+            block: Any = modules[path]
             feed_forward = None
             if self.settings.merge is MergeWhere.LAYER:
                 feed_forward = FeedForwardSeam()
@@ -168,7 +172,7 @@ class BlockSeam:
         finally:
             if self.feed_forward is not None:
                 self.feed_forward.now.merge = None
-        evaluation.count(self.place, grid, x, x.shape[1], merge.kept.shape[1])
+        evaluation.count(self.place, grid, x.shape[2], x.shape[1], merge.kept.shape[1])
         return out
 
     def _original(self, x: Tensor, transformer_options: dict, **arguments) -> Tensor:
