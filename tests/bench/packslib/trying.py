@@ -36,8 +36,8 @@ INSTEAD = {
     ("TiledDiffusion", "tile_width"): 128,  # four tiles in a latent of 32 x 32
     ("TiledDiffusion", "tile_height"): 128,
     ("TiledDiffusion", "tile_overlap"): 32,
-    # Made to bring guidance down to this; its 5.0 above the run's 2.0 amplifies fourfold by masks of signs, and on the
-    # demo Flux merging then moves the image as far as the node does (cosine 0.29).
+    # Made to bring guidance down to this; the default of 5.0 lies above the run's 2.0, and its code then extrapolates.
+    # So it FAILED on the demo Flux behind ToMA: cosine 0.29 where 0.3 is asked, 0.93 from the unmerged picture.
     ("Skimmed CFG - linear interpolation", "Skimming_CFG"): 1.5,
 }
 HIDDEN = {"UNIQUE_ID": "1", "PROMPT": {}, "EXTRA_PNGINFO": {}}
