@@ -1,6 +1,6 @@
 """Nodes of other packs before and after ToMA on the demo models, in the real ComfyUI.
 
-python dev.py bench packs FOLDER [FOLDER ...] [--json FILE] [--write docs/compatibility.md] [--site FOLDER]
+python dev.py bench packs FOLDER [FOLDER ...] [--add] [--json FILE] [--write docs/compatibility.md] [--site FOLDER]
 
 FOLDER is a pack or a folder of packs, fetched by you: nothing is downloaded here. Every node of theirs that takes
 and gives a MODEL is filled with its defaults and sampled alone, behind and in front of ToMA. The packs run: read
@@ -26,18 +26,26 @@ from packslib import report  # noqa: E402
 from packslib.watching import Limits, Watch, packs_in  # noqa: E402
 
 RESULTS = BENCH / "results" / "packs.json"
-ABOUT = """Written by `python dev.py bench packs` with ComfyUI {version} on {date}: each pack beside ToMA in a process
-of its own; every node of it that takes and gives a MODEL, with its defaults, on the demo Flux and the demo UNet,
-8 steps, alone, then before and after ToMA. *compose*: the run is accelerated and the node changes the image the
-way it does without ToMA. *no effect here*: it changes nothing on these models, with or without ToMA. *way of their
-own*: the node runs the model in a way that leaves ToMA nothing to do, and the run's report says so. *fail without
-ToMA*: on these models or this release they fail by themselves. *not tried*: they need what can't be made from
-nothing. A plain run afterwards is the same bit by bit, except where the remark says that the pack changes it."""
+ABOUT = """Written by `python dev.py bench packs` with ComfyUI {version} on {date}: each pack beside ToMA in a
+process of its own; every node of it that takes and gives a MODEL, with its defaults (but for the few values in
+`INSTEAD` of tests/bench/packslib/trying.py), on the demo Flux and the demo UNet, {steps} steps, alone, then
+before and after ToMA. *compose*: the run is accelerated and the node changes the image the way it does without
+ToMA. *no effect here*: it changes nothing on these models, with or without ToMA. *way of their own*: the node
+runs the model in a way that leaves ToMA nothing to do, and the run's report says so. *fail without ToMA*: they
+fail by themselves, with these models, this release, or for want of model files. *not tried*: they need what
+can't be made from nothing. A plain run afterwards is the same bit by bit, except where the remark says that the
+pack changes it."""
 
 
 def arguments(given: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="dev.py bench packs", description=__doc__.partition("\n")[0])
-    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="a pack, or a folder of packs")
+    parser.add_argument(
+        "folders",
+        nargs="*",
+        type=Path,
+        metavar="FOLDER",
+        help="a pack, or a folder of packs; none with --add: the table is written anew",
+    )
     parser.add_argument("--json", type=Path, default=RESULTS, metavar="FILE", help="rows are kept here")
     parser.add_argument("--write", type=Path, metavar="FILE", help="Markdown file that gets the table")
     parser.add_argument("--site", type=Path, metavar="FOLDER", help="Python packages that these packs need")
@@ -55,7 +63,7 @@ def main(given: list[str]) -> int:
     folders = [folder.resolve() for folder in options.folders]
     missing = [str(folder) for folder in folders if not folder.is_dir()]
     packs = [] if missing else packs_in(folders)
-    if not packs:
+    if not packs and (folders or not options.add):
         print(f"No pack in {', '.join(missing or map(str, folders))}: a pack is a folder with an __init__.py.")
         return 2
     limits = Limits(options.load_seconds, options.stage_seconds, options.pack_seconds, options.steps)
@@ -81,7 +89,7 @@ def main(given: list[str]) -> int:
             if sys.pycache_prefix:  # what Python compiled of the copy
                 shutil.rmtree(Path(sys.pycache_prefix) / folder.relative_to(folder.anchor), ignore_errors=True)
     if options.write:
-        write(options.write, in_order(rows))
+        write(options.write, in_order(rows), options.steps)
     print(f"\n{report.totals(list(rows.values()))}")
     return int(bool(report.count(list(rows.values()))[report.BAD]))
 
@@ -94,9 +102,9 @@ def kept(file: Path) -> list[dict]:
     return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else []
 
 
-def write(file: Path, rows: list[dict]) -> None:
+def write(file: Path, rows: list[dict], steps: int) -> None:
     version = (Path(os.environ["COMFYUI_PATH"]) / "comfyui_version.py").read_text(encoding="utf-8").split('"')[-2]
-    about = ABOUT.format(version=version, date=time.strftime("%Y-%m-%d"))
+    about = ABOUT.format(version=version, date=time.strftime("%Y-%m-%d"), steps=steps)
     text = file.read_text(encoding="utf-8") if file.is_file() else "# Compatibility\n"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(report.put_section(text, report.section(rows, about)), encoding="utf-8")

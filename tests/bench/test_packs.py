@@ -24,6 +24,13 @@ class Scales(Node):
         return (model,)
 
 
+class Blanks(Node):  # the same answer at each step: all that may be is forecast, nothing has to be merged
+    def change(self, model, strength):
+        model = model.clone()
+        model.set_model_sampler_post_cfg_function(lambda args: args["denoised"] * 0)
+        return (model,)
+
+
 class Raises(Node):
     def change(self, model, strength):
         raise ValueError("not with this model")
@@ -63,7 +70,7 @@ class Ends(Node):
 
 
 NODE_CLASS_MAPPINGS = {
-    node.__name__: node for node in (Ends, Idle, NeedsMore, NotBesideToMA, Raises, Scales, SpoilsTheModel)
+    node.__name__: node for node in (Blanks, Ends, Idle, NeedsMore, NotBesideToMA, Raises, Scales, SpoilsTheModel)
 }
 """
 
@@ -101,6 +108,7 @@ def test_outcomes(run):
     nodes = {node["node"]: node["models"] for node in run[0]["a-pack"]["nodes"]}
     found = {node: {result["status"] for result in models.values()} for node, models in nodes.items()}
     assert found == {
+        "Blanks": {"composes"},
         "Ends": {"fails without us too"},
         "Idle": {"no effect of its own here"},
         "NeedsMore": {"not tried"},
@@ -129,8 +137,8 @@ def test_a_pack_that_can_not_be_loaded_stops_nothing(run):
 def test_the_table_takes_its_place(run):
     _, text, done = run
     assert text.startswith("# Title\n\n<!-- packs -->\n") and text.endswith("<!-- /packs -->\n\nThe rest.\n")
-    assert "| someone/a-pack | 0123456 | 2026-01-02 | 7 | 2 | 1 |  | 2 | 1 | 1 |" in text
+    assert "| someone/a-pack | 0123456 | 2026-01-02 | 8 | 3 | 1 |  | 2 | 1 | 1 |" in text
     assert "SpoilsTheModel changes the shared model by itself" in text and "old" not in text
-    totals = "1 of 2 packs loaded, 1 of them with nodes that take and give a MODEL; of 7 such nodes 2 compose, "
+    totals = "1 of 2 packs loaded, 1 of them with nodes that take and give a MODEL; of 8 such nodes 3 compose, "
     assert totals in text and totals in done.stdout
     assert str(TESTS.parent) not in text

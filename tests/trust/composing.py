@@ -71,8 +71,8 @@ def inputs_of(node: type) -> dict[str, tuple[object, dict, bool]]:
     for part in ("required", "optional"):
         for name, spec in (declared.get(part) or {}).items():
             options = spec[1] if len(spec) > 1 and isinstance(spec[1], dict) else {}
-            kind = "COMBO" if isinstance(spec[0], list) else spec[0]
-            if isinstance(spec[0], list):
+            kind = "COMBO" if isinstance(spec[0], (list, tuple)) else spec[0]
+            if isinstance(spec[0], (list, tuple)):
                 options = {"options": spec[0], **options}
             found[name] = (kind, options, part == "required")
     return found
@@ -292,9 +292,10 @@ def judge(plain: Tensor, merged: Tensor, alone: Tensor, out: Tensor, patched) ->
         return "ToMA's run did not take place", ""
     report = handle.reports[-1]
     reasons = "; ".join(report.notes)
-    if not report.tokens and not reasons:
+    idle = not report.tokens and not report.counts["forecast"]
+    if idle and not reasons:
         return "no tokens were merged, and nothing says why", ""
-    if not report.tokens:
+    if idle:
         return ("", f"{NOT_MERGED}{reasons}") if far(out, alone) < NEGLIGIBLE else ("not merged, yet changed", "")
     cost, alone_cost = far(out, alone), far(merged, plain)
     if far(alone, plain) <= NEGLIGIBLE:

@@ -63,13 +63,19 @@ def changes(row: dict) -> list[str]:
 
 
 def single_nodes(rows: Sequence[dict], status: str, title: str) -> list[str]:
-    lines = []
+    """A line for each thing that runs with nodes of a pack say."""
+    said: dict[tuple[str, str], dict[str, list[str]]] = {}
     for row in rows:
         for node in row["nodes"]:
             for model, result in node["models"].items():
                 if result["status"] == status:
-                    lines.append(f"| {row['pack']} | {node['node']} | {model} | {in_a_cell(result['note'])} |")
-    head = ["", f"{title}:", "", "| Pack | Node | Model | What the run says |", "|---|---|---|---|"]
+                    nodes = said.setdefault((row["pack"], in_a_cell(result["note"])), {})
+                    nodes.setdefault(node["node"], []).append(model)
+    lines = []
+    for (pack, note), nodes in said.items():
+        named = ", ".join(f"{node} ({' and '.join(models)})" for node, models in nodes.items())
+        lines.append(f"| {pack} | {named} | {note.removeprefix('not merged: ')} |")
+    head = ["", f"{title}:", "", "| Pack | Nodes | What the run says |", "|---|---|---|"]
     return head + lines if lines else []
 
 
