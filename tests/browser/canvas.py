@@ -198,14 +198,19 @@ class Canvas:
         several, the last."""
         from playwright.sync_api import TimeoutError as TookTooLong
 
-        try:
-            self._drop(path, 10_000)
-        except TookTooLong:  # a page that is just restoring its last workflow may lose what falls on it
-            self._drop(path, 20_000)
+        for lost in range(3):  # a page that is just restoring its last workflow may lose what falls on it
+            try:
+                self._drop(path)
+                break
+            except TookTooLong:
+                self.screenshot("drop-lost")
+                self.close_dialogs()
+                if lost == 2:
+                    raise
         self.page.wait_for_timeout(400)
         return self.page.evaluate("() => Object.fromEntries(app.graph.nodes.map((n) => [n.type, n.id]))")
 
-    def _drop(self, path: Path, timeout: int) -> None:
+    def _drop(self, path: Path) -> None:
         self.page.evaluate("() => { window.graphBefore = app.graph.nodes[0]; }")
         session = self.page.context.new_cdp_session(self.page)
         x, y = self.page.evaluate(EMPTY_SPOT)  # some front ends give what falls on a node to the node
@@ -214,7 +219,7 @@ class Canvas:
             session.send("Input.dispatchDragEvent", {"type": kind, "x": x, "y": y, "data": data})
         session.detach()
         self.page.wait_for_function(
-            "() => app.graph.nodes.length && app.graph.nodes[0] !== window.graphBefore", timeout=timeout
+            "() => app.graph.nodes.length && app.graph.nodes[0] !== window.graphBefore", timeout=10_000
         )
 
     def wait_for_nodes(self, count: int) -> None:
