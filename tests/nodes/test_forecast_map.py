@@ -93,7 +93,7 @@ def test_statistics_are_data_with_a_version(broken):
     assert not missing, "docs/statistics.md explains every field"
     numbers = [data["seconds"], data["seconds_per_step"], *data["speedup"].values()]
     numbers += [value for told in data["evaluations"] for value in told.values() if isinstance(value, float)]
-    assert all(value is None or value == float(f"{value:.4g}") for value in numbers), "four digits, as the document says"
+    assert all(value is None or value == float(f"{value:.4g}") for value in numbers), "four digits, as documented"
     assert f"`version` is {data['version']}" in text
     assert [told["kind"] for told in data["evaluations"]] == report.kinds and data["summary"] == report.summary()
 
