@@ -75,8 +75,14 @@ EMPTY_SPOT = """() => {
     app.graph.getNodeOnPos((x - rect.left) / scale - offset[0], (y - rect.top) / scale - offset[1], app.graph.nodes);
   for (const y of [500, 700, 300, 850, 600, 400, 930, 150])
     for (const x of [800, 1000, 600, 1200, 400, 1350, 200])
-      if (!document.elementFromPoint(x, y)?.closest("[data-node-id], .dom-widget") && !nodeAt(x, y)) return [x, y];
+      if (document.elementFromPoint(x, y) === app.canvas.canvas && !nodeAt(x, y)) return [x, y]; // no panel, no toast
   throw new Error("there are nodes everywhere");
+}"""
+
+PIXEL = """async () => {
+  const canvas = new OffscreenCanvas(2, 2);
+  canvas.getContext("2d").fillRect(0, 0, 2, 2);
+  return Array.from(new Uint8Array(await (await canvas.convertToBlob()).arrayBuffer()));
 }"""
 
 
