@@ -76,7 +76,7 @@ EMPTY_SPOT = """() => {
   for (const y of [500, 700, 300, 850, 600, 400, 930, 150])
     for (const x of [800, 1000, 600, 1200, 400, 1350, 200])
       if (document.elementFromPoint(x, y) === app.canvas.canvas && !nodeAt(x, y)) return [x, y]; // no panel, no toast
-  throw new Error("there are nodes everywhere");
+  return null; // not yet: something still lies over the canvas
 }"""
 
 PIXEL = """async () => {
@@ -219,7 +219,9 @@ class Canvas:
     def _drop(self, path: Path) -> None:
         self.page.evaluate("() => { window.graphBefore = app.graph.nodes[0]; }")
         session = self.page.context.new_cdp_session(self.page)
-        x, y = self.page.evaluate(EMPTY_SPOT)  # some front ends give what falls on a node to the node
+        x, y = self.page.wait_for_function(
+            EMPTY_SPOT, timeout=10_000
+        ).json_value()  # some front ends give what falls on a node to the node
         data = {"items": [], "files": [str(path)], "dragOperationsMask": 1}
         for kind in ("dragEnter", "dragOver", "drop"):
             session.send("Input.dispatchDragEvent", {"type": kind, "x": x, "y": y, "data": data})
