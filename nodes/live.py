@@ -18,6 +18,7 @@ from uuid import uuid4
 from ..toma_core.patcher.report import Evaluated, Pick, Report
 from ..toma_core.settings import Settings
 from .running import page_server
+from .unsampled import sampled
 
 PICKS, RUN = "toma.picks", "toma.run"
 PAUSE = 0.25
@@ -82,6 +83,7 @@ class Live:
             self.picks(_client(), pick)
 
     def ended(self, report: Report) -> None:
+        sampled(self.node_id)
         if _client() in _watching:
             self.runs.finish(_client(), self._name(report), report, True)
         self.now = None

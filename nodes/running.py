@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -12,11 +13,44 @@ def page_server() -> Any:
     return getattr(PromptServer, "instance", None)
 
 
-def running_prompt() -> dict:
-    """The prompt (API format) at work now, for `fingerprint_inputs`, which is given no hidden inputs."""
+@dataclass(frozen=True)
+class Running:
+    """A prompt at work, as the queue of the server holds it."""
+
+    prompt_id: str
+    prompt: dict  # API format
+    client: str | None  # the page that queued it
+    outputs: list[str]  # the output nodes that were asked for
+
+    def is_under_way(self) -> bool:
+        return any(item[1] == self.prompt_id for item in _items())
+
+    def completed(self) -> bool:
+        """Whether it came to its end without an error and without being stopped."""
+        queue = getattr(page_server(), "prompt_queue", None)
+        told = queue.get_history(prompt_id=self.prompt_id, map_function=dict) if queue else {}
+        return bool(((told.get(self.prompt_id) or {}).get("status") or {}).get("completed"))
+
+
+def _items() -> list[tuple]:
+    """What the queue holds as running: (number, prompt id, prompt, extra data, outputs, ...)."""
     queue = getattr(page_server(), "prompt_queue", None)
-    items = list(getattr(queue, "currently_running", {}).values())
-    return items[-1][2] if items else {}
+    return list(getattr(queue, "currently_running", {}).values())
+
+
+def running() -> Running | None:
+    """The prompt at work now, if there is one."""
+    items = _items()
+    if not items:
+        return None
+    _, prompt_id, prompt, extra, outputs, *_ = items[-1]
+    return Running(prompt_id, prompt, extra.get("client_id"), list(outputs))
+
+
+def running_prompt() -> dict:
+    """For `fingerprint_inputs`, which is given no hidden inputs."""
+    now = running()
+    return now.prompt if now else {}
 
 
 def has_preview(prompt: dict | None) -> bool:

@@ -21,6 +21,7 @@ from ..toma_core.settings import (
 )
 from .live import Live, as_widgets
 from .running import has_preview, running_prompt
+from .unsampled import met, watch
 
 _CUSTOM_ONLY = " Counts with the preset 'custom'."
 _SHOWN = CUSTOM_START
@@ -157,11 +158,13 @@ class ToMA(io.ComfyNode):
             ],
             outputs=[io.Model.Output(tooltip="The same model, sampling faster.")],
             hidden=[io.Hidden.prompt, io.Hidden.unique_id],
+            not_idempotent=True,  # of two nodes alike each tells of its own runs; cached all the same
         )
 
     @classmethod
     def fingerprint_inputs(cls, **_) -> bool:
-        """A preview that joins a finished graph needs one run that records."""
+        """A preview that joins a finished graph needs one run that records. Asked at the begin of each prompt."""
+        watch()
         return has_preview(running_prompt())
 
     @classmethod
@@ -191,4 +194,5 @@ class ToMA(io.ComfyNode):
         settings = resolve(preset, family_of(model).kind, **widgets)
         record = has_preview(getattr(cls.hidden, "prompt", None))
         live = Live(getattr(cls.hidden, "unique_id", None) or "")
+        met(live.node_id)
         return io.NodeOutput(patch(model, settings, record, live))

@@ -49,7 +49,9 @@ export function buildBars() {
     bars.setAttribute("aria-label", `${rest}. ${[...legend.children].map((item) => item.textContent).join(", ")}`);
     point(Math.min(cursor, entries.length - 1));
   };
-  return { inner, draw };
+  /** Marks the line below the strip as one that should be read. */
+  const warn = (on) => caption.classList.toggle("toma-warns", Boolean(on));
+  return { inner, draw, warn };
 }
 
 function entryAt(bars, entries, { clientX }) {

@@ -15,7 +15,7 @@ const nodes = new Set();
 export function addStrip(node, presets, patience) {
   const keys = Object.keys(Object.values(presets)[0].unet), bars = buildBars();
   const root = make("div", { className: "toma toma-strip" }, bars.inner);
-  const state = { node, presets, patience, keys, bars, current: new Current(), drawn: "" };
+  const state = { node, presets, patience, keys, bars, current: new Current(), drawn: "", unsampled: false };
   hideWidget(widgetOf(node, "carry_detail"));
   state.fit = addSnug(node, "schedule", root, bars.inner, PLAN_HEIGHT);
   node.setSize([Math.max(node.size[0], LEAST_WIDTH), node.computeSize()[1]]);
@@ -35,6 +35,7 @@ export function watchRuns() {
     const state = nodeOf(detail?.node)?.tomaStrip, before = state?.current.run;
     const run = state?.current.take(detail);
     if (!run) return;
+    state.unsampled = false;
     run.asked = before?.run === run.run ? before.asked : (findSampler(state.node)?.steps ?? null);
     if (run.over) {
       state.node.properties[KEPT_AS] = stored(run);
@@ -42,6 +43,16 @@ export function watchRuns() {
     }
     update(state);
   });
+  // The prompt is over, and no sampler has used the model of this node: what an earlier run did is not what happened.
+  api.addEventListener("toma.unsampled", ({ detail }) => {
+    const state = nodeOf(detail?.node)?.tomaStrip;
+    if (!state) return;
+    state.unsampled = true;
+    state.current.run = null;
+    delete state.node.properties[KEPT_AS];
+    update(state);
+  });
+  api.addEventListener("execution_start", () => nodes.forEach((state) => (state.unsampled = false)));
   // A server that was away does not know of its runs any more.
   api.addEventListener("reconnected", () => nodes.forEach(({ current }) => current.run?.over || (current.run = null)));
 }
@@ -105,7 +116,7 @@ function update(state) {
   const sampler = findSampler(node), families = presets[widgetOf(node, "preset").value];
   const guessed = families && !family(state) && JSON.stringify(families.unet) !== JSON.stringify(families.dit);
   const run = lastRun(state, settings, sampler);
-  const about = [settings, sampler, guessed, run && [run.run, run.over, run.evaluations], family(state), say("full")];
+  const about = [settings, sampler, guessed, run && [run.run, run.over, run.evaluations], family(state), say("full"), state.unsampled];
   state.fit();
   if (JSON.stringify(about) === state.drawn) return;
   state.drawn = JSON.stringify(about);
@@ -114,7 +125,8 @@ function update(state) {
   if (run) {
     const { columns, legend } = happened(run, plan.columns.map(([bar]) => bar));
     bars.draw(run.over ? "done" : "running", columns, legend, lineOf(run));
-  } else bars.draw("plan", plan.columns, plan.legend, captionOf(settings, sampler, guessed));
+  } else bars.draw("plan", plan.columns, plan.legend, state.unsampled ? say("unsampled") : captionOf(settings, sampler, guessed));
+  bars.warn(!run && state.unsampled);
   node.setDirtyCanvas?.(true, false);
 }
 

@@ -75,8 +75,14 @@ EMPTY_SPOT = """() => {
     app.graph.getNodeOnPos((x - rect.left) / scale - offset[0], (y - rect.top) / scale - offset[1], app.graph.nodes);
   for (const y of [500, 700, 300, 850, 600, 400, 930, 150])
     for (const x of [800, 1000, 600, 1200, 400, 1350, 200])
-      if (!document.elementFromPoint(x, y)?.closest("[data-node-id], .dom-widget") && !nodeAt(x, y)) return [x, y];
-  throw new Error("there are nodes everywhere");
+      if (document.elementFromPoint(x, y) === app.canvas.canvas && !nodeAt(x, y)) return [x, y]; // no panel, no toast
+  return null; // not yet: something still lies over the canvas
+}"""
+
+PIXEL = """async () => {
+  const canvas = new OffscreenCanvas(2, 2);
+  canvas.getContext("2d").fillRect(0, 0, 2, 2);
+  return Array.from(new Uint8Array(await (await canvas.convertToBlob()).arrayBuffer()));
 }"""
 
 
@@ -198,23 +204,30 @@ class Canvas:
         several, the last."""
         from playwright.sync_api import TimeoutError as TookTooLong
 
-        try:
-            self._drop(path, 10_000)
-        except TookTooLong:  # a page that is just restoring its last workflow may lose what falls on it
-            self._drop(path, 20_000)
+        for lost in range(3):  # a page that is just restoring its last workflow may lose what falls on it
+            try:
+                self._drop(path)
+                break
+            except TookTooLong:
+                self.screenshot("drop-lost")
+                self.close_dialogs()
+                if lost == 2:
+                    raise
         self.page.wait_for_timeout(400)
         return self.page.evaluate("() => Object.fromEntries(app.graph.nodes.map((n) => [n.type, n.id]))")
 
-    def _drop(self, path: Path, timeout: int) -> None:
+    def _drop(self, path: Path) -> None:
         self.page.evaluate("() => { window.graphBefore = app.graph.nodes[0]; }")
         session = self.page.context.new_cdp_session(self.page)
-        x, y = self.page.evaluate(EMPTY_SPOT)  # some front ends give what falls on a node to the node
+        x, y = self.page.wait_for_function(
+            EMPTY_SPOT, timeout=10_000
+        ).json_value()  # some front ends give what falls on a node to the node
         data = {"items": [], "files": [str(path)], "dragOperationsMask": 1}
         for kind in ("dragEnter", "dragOver", "drop"):
             session.send("Input.dispatchDragEvent", {"type": kind, "x": x, "y": y, "data": data})
         session.detach()
         self.page.wait_for_function(
-            "() => app.graph.nodes.length && app.graph.nodes[0] !== window.graphBefore", timeout=timeout
+            "() => app.graph.nodes.length && app.graph.nodes[0] !== window.graphBefore", timeout=10_000
         )
 
     def wait_for_nodes(self, count: int) -> None:

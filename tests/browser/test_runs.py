@@ -173,3 +173,37 @@ def test_a_page_that_reloads_in_mid_run_sees_the_rest(canvas, graph):
     page.wait_for_timeout(500)
     node = page.evaluate("() => app.graph.nodes.find((n) => n.type === 'ToMA').id")
     assert state(canvas, node) == "done" and last["summary"] in text(canvas, node)
+
+
+def test_a_model_that_nothing_sampled_is_said_on_the_node(canvas, renderer, graph):
+    """After a run of its own, wired to the second input of ModelMergeSimple: the earlier run is not shown any more, and
+    at the next run that samples it the sentence goes."""
+    node, page = graph["toma"], canvas.page
+    canvas.frame(node)
+    run(canvas, graph, **RUNS["forecast"])
+    assert state(canvas, node) == "done"
+    page.evaluate(
+        """([load, toma, sample]) => {
+          const both = LiteGraph.createNode("ModelMergeSimple"), get = (id) => app.graph.getNodeById(id);
+          app.graph.add(both);
+          both.pos = [600, 500];
+          get(load).connect(0, both, 0);
+          get(toma).connect(0, both, 1);
+          both.connect(0, get(sample), 0);
+        }""",
+        [graph["load"], node, graph["sample"]],
+    )
+    canvas.set_widget(graph["sample"], "seed", random.randrange(10**9))
+    assert canvas.run() is None
+    said = "([id, text]) => app.graph.getNodeById(id).tomaStrip.bars.inner.textContent.includes(text)"
+    page.wait_for_function(said, arg=[node, "not sampled in the last run"], timeout=20_000)
+    assert state(canvas, node) == "plan"
+    assert page.evaluate("(id) => app.graph.getNodeById(id).properties.toma_run", node) is None
+    page.wait_for_timeout(400)
+    canvas.screenshot(f"unsampled-{renderer}", node)
+    page.evaluate(
+        "([toma, sample]) => app.graph.getNodeById(toma).connect(0, app.graph.getNodeById(sample), 0)",
+        [node, graph["sample"]],
+    )
+    run(canvas, graph)
+    assert state(canvas, node) == "done" and "not sampled" not in text(canvas, node)

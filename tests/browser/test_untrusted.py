@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from canvas import ROOT
+from canvas import PIXEL, ROOT
 from comfy_server import PromptError
 
 EVIL = '<img src="x" onerror="window.tomaHarmed = true"><b class="evil">'
@@ -146,6 +146,8 @@ SHOW = """([toma, preview, compare, evil, run]) => {
   const pick = {node: String(toma), step: evil, group: evil, grid: [8, 8], kept: [1, 5]};
   app.api.dispatchEvent(new CustomEvent("toma.picks", {detail: pick}));
   app.api.dispatchEvent(new CustomEvent("toma.picks", {detail: {...pick, node: evil}}));
+  for (const detail of [null, 7, {}, {node: evil}, {node: {}}])
+    app.api.dispatchEvent(new CustomEvent("toma.unsampled", {detail}));
   app.graph.getNodeById(compare).onExecuted({toma_summary: [evil], toma_wipe: [
     {reference: [{filename: "evil.png"}], image: [{filename: "evil.png"}], most: evil, numbers: [evil]}]});
   for (const told of [null, 7, {}, {...run, evaluations: evil}, {...run, steps: -5}, {...run, steps: 1e308}])
@@ -158,11 +160,6 @@ SHOW = """([toma, preview, compare, evil, run]) => {
 }"""
 SHOWS = """([id, name, text]) =>
   app.graph.getNodeById(id).widgets.find((widget) => widget.name === name).element.textContent.includes(text)"""
-PIXEL = """async () => {
-  const canvas = new OffscreenCanvas(2, 1);
-  canvas.getContext("2d").fillRect(0, 0, 2, 1);
-  return Array.from(new Uint8Array(await (await canvas.convertToBlob()).arrayBuffer()));
-}"""
 
 
 @pytest.fixture

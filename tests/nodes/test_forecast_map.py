@@ -91,6 +91,11 @@ def test_statistics_are_data_with_a_version(broken):
     names = [*data, *data["evaluations"][0], *(f"speedup.{name}" for name in data["speedup"])]
     missing = [name for name in names if f"`{name}`" not in text and name not in ("speedup", "blocks")]
     assert not missing, "docs/statistics.md explains every field"
+    numbers = [data["seconds"], data["seconds_per_step"], *data["speedup"].values()]
+    numbers += [value for told in data["evaluations"] for value in told.values() if isinstance(value, float)]
+    assert all(value is None or value == float(f"{value:.4g}") for value in numbers), "four digits, as documented"
+    assert f"`version` is {data['version']}" in text
+    assert [told["kind"] for told in data["evaluations"]] == report.kinds and data["summary"] == report.summary()
 
 
 def test_a_run_that_was_not_recorded_says_so(comfy):

@@ -8,6 +8,7 @@ import uuid
 
 import pytest
 import websocket
+from demo_prompt import new_seed, prompt
 
 if "COMFYUI_URL" in os.environ:
     # While working on the nodes: tests against a server that is already running.
@@ -19,37 +20,8 @@ if "COMFYUI_URL" in os.environ:
         return ComfyServer(tmp_path_factory.mktemp("server"), port=port)
 
 
-def prompt(seed: int, preview: bool = False, tolerance: float = 0.0, steps: int = 2) -> dict:
-    """Some steps of the demo Flux at 64 pixels; seeds are not used twice, or the server would answer from
-    its cache."""
-    nodes = {
-        "load": ("ToMADemoLoader", {"name": "flux"}),
-        "toma": ("ToMA", {
-            "model": ["load", 0], "preset": "custom", "ratio": 0.5, "tile_size": "4", "reselect_every": 1,
-            "reweight_every": 1, "start_percent": 0.0, "end_percent": 1.0, "merge": "whole block",
-            "budget": "equal", "skip_first_blocks": 0, "tolerance": tolerance,
-        }),
-        "text": ("ToMADemoPrompt", {"caption": "fox on blue", "width": 64, "height": 64}),
-        "size": ("ToMADemoLatent", {"width": 64, "height": 64, "batch_size": 1}),
-        "sample": ("KSampler", {
-            "model": ["toma", 0], "positive": ["text", 0], "negative": ["text", 0], "latent_image": ["size", 0],
-            "seed": seed, "steps": steps, "cfg": 1.0, "sampler_name": "euler", "scheduler": "simple", "denoise": 1.0,
-        }),
-        "picture": ("VAEDecode", {"samples": ["sample", 0], "vae": ["load", 1]}),
-        "show": ("PreviewImage", {"images": ["picture", 0]}),
-    }  # fmt: skip
-    if preview:
-        looks = {"step": 0, "blocks": "", "style": "kept tokens"}
-        nodes["look"] = ("ToMAPreview", {"model": ["toma", 0], "images": ["picture", 0], **looks})
-    return {id: {"class_type": kind, "inputs": inputs} for id, (kind, inputs) in nodes.items()}
-
-
 def executed(finished) -> set[str]:
     return {data["node"] for kind, data in finished.events if kind == "executing" and data.get("node")}
-
-
-def new_seed() -> int:
-    return uuid.uuid4().int % 10**9
 
 
 def test_preview_added_to_a_finished_graph_samples_once_more_and_then_rests(server):
@@ -66,7 +38,7 @@ def test_preview_added_to_a_finished_graph_samples_once_more_and_then_rests(serv
     assert executed(server.queue(moved)) == {"look"}, "looking at another step needs no new run"
 
 
-def sent(server, wish: dict | None, event: str = "toma.picks", **run) -> list[dict]:
+def sent(server, wish: dict | None, event: str = "toma.picks", nodes: dict | None = None, **run) -> list[dict]:
     """What a client is sent in one run, after it told its wish."""
     from comfy_server import Job
 
@@ -74,7 +46,7 @@ def sent(server, wish: dict | None, event: str = "toma.picks", **run) -> list[di
     socket = websocket.create_connection(f"ws://127.0.0.1:{server.port}/ws?clientId={client}", timeout=60)
     if wish is not None:
         server.post("/toma/live", {"client_id": client, **wish})
-    answer = server.post("/prompt", {"prompt": prompt(new_seed(), **run), "client_id": client})
+    answer = server.post("/prompt", {"prompt": nodes or prompt(new_seed(), **run), "client_id": client})
     finished = Job(server, answer["prompt_id"], socket, time.monotonic()).wait()
     return [data for kind, data in finished.events if kind == event]
 
@@ -95,6 +67,18 @@ def test_runs_are_told_to_pages_that_are_there(server):
     assert len(told[-1]["evaluations"]) == told[-1]["steps"] == 6
     assert told[-1]["summary"].startswith("6 steps: ")
     assert all(not message["over"] for message in told[:-1])
+
+
+def test_two_nodes_alike_tell_each_of_its_own_runs(server):
+    nodes = prompt(new_seed(), tolerance=0.1)
+    nodes["toma2"] = nodes["toma"]
+    for name, source in (("sample", "toma"), ("picture", "sample"), ("show", "picture")):
+        inputs = nodes[name]["inputs"]
+        inputs = {key: [f"{source}2", 0] if given == [source, 0] else given for key, given in inputs.items()}
+        nodes[f"{name}2"] = {**nodes[name], "inputs": inputs}
+    told = sent(server, {"on": False}, "toma.run", nodes)
+    over = [message["node"] for message in told if message["over"]]
+    assert sorted(over) == ["toma", "toma2"] and len({message["run"] for message in told}) == 2
 
 
 @pytest.mark.parametrize(
