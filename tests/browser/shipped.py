@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from comfyui_toma.toma_core.settings import PRESETS
 from shipped_models import HOST, MODELS
 
 GREEN, RED = ("#232", "#353"), ("#322", "#533")
@@ -78,13 +77,13 @@ def ending(latent: str = "sample", vae: tuple = ("load", 2), x: float = RESULT, 
 
 
 def sdxl() -> tuple[list, list]:
-    end = ending()
+    end = ending(style="forecast error")
     text = """## SDXL with ToMA
 
-**ToMA** stands between the checkpoint and the sampler. Steps whose answer can be forecast are not run; where they can't (this sampler adds noise at every step), alike image tokens are computed together.
+**ToMA** stands between the checkpoint and the sampler. Steps whose answer can be forecast are not run. The first ones, in which the image takes shape, run in full, and so does the last.
 
 What to look at
-- the strip on **ToMA**: full, merged and forecast steps; move over a bar to read why
+- the strip on **ToMA**: full and forecast steps; move over a bar to read why
 - its last line after a run: how much faster it was, by work done and by the clock
 - **ToMA Preview**: move its step slider; its style **forecast error** shows where a forecast would have been wrong
 
@@ -137,23 +136,22 @@ More **tolerance** is faster; 0 forecasts nothing."""
 def z_image_turbo() -> tuple[list, list]:
     text = """## Z-Image-Turbo with ToMA: eight steps
 
-In so few steps hardly any can be forecast. So tokens that are alike are computed together instead: merged steps.
+The preset **turbo** is for runs of up to 8 steps. Two steps run first, then the steps whose answer can be forecast are left out.
 
 What to look at
-- the strip on **ToMA**: merged steps are as tall as the share that they compute
-- **ToMA Preview**: the dots are the tokens that were kept; the styles **regions** and **density** show what went with them
+- the strip on **ToMA**: full and forecast steps; move over a bar to read why
+- **ToMA Preview**: where the forecast was wrong
 
-The larger the image, the more is saved."""
+To have tokens merged as well, set **ratio** to 0.35: faster still, and further from the plain image."""
     loaders = [
         loader("load", "UNETLoader", LOAD, 0, unet_name="z_image_turbo_bf16.safetensors"),
         loader("clip", "CLIPLoader", LOAD, 130, clip_name="qwen_3_4b.safetensors", type="lumina2"),
         loader("vae", "VAELoader", LOAD, 290, vae_name="ae.safetensors"),
     ]
     size = node("size", "EmptySD3LatentImage", LOAD, 400, widgets={"width": 1024, "height": 1024})
-    preset = "turbo" if "turbo" in PRESETS else "fast"
-    step = dict(steps=8, sampler_name="res_multistep", scheduler="simple", toma={"preset": preset})
+    step = dict(steps=8, sampler_name="res_multistep", scheduler="simple", toma={"preset": "turbo"})
     between = [("ModelSamplingAuraFlow", {"shift": 3.0})]
-    nodes, links = flux_like(text, loaders, size, step, between)
+    nodes, links = flux_like(text, loaders, size, step, between, style="forecast error")
     return nodes, [*links, *sampling("toma", "positive", "zero", "size")]
 
 
@@ -176,7 +174,7 @@ def qwen_image() -> tuple[list, list]:
 Two prompts, twenty steps, twenty billion weights: every step that is forecast saves both passes through the network.
 
 What to look at
-- the strip on **ToMA**: move over a bar to read why it was full, merged or forecast
+- the strip on **ToMA**: move over a bar to read why it was full or forecast
 - **ToMA Preview**, style **forecast error**: fine print and edges light up first. If lettering suffers, use **quality**"""
     loaders = [
         loader("load", "UNETLoader", LOAD, 0, unet_name="qwen_image_fp8_e4m3fn.safetensors"),
@@ -262,10 +260,10 @@ What to look at
 
 
 def sdxl_hires() -> tuple[list, list]:
-    end = ending("refine", x=RESULT + 360)
+    end = ending("refine", x=RESULT + 360, style="forecast error")
     text = """## SDXL, second pass at twice the area
 
-One **ToMA** serves both samplers. Most of the time goes into the second pass, where merging saves most: there are more tokens, and they are more alike.
+One **ToMA** serves both samplers. Most of the time goes into the second pass, where a step that is forecast saves most.
 
 What to look at
 - the strip on **ToMA** shows the pass that ran last; the console has a line for each, with its s/step
