@@ -64,7 +64,7 @@ BENCH_TOOLS = ["tomesd", "matplotlib"]  # a rival, and plots
 ONE_THREAD = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
 
 # The folders of tests that can tell one release of ComfyUI from another
-MEETS_COMFYUI = ("comfy", "nodes", "trust", "browser")
+MEETS_COMFYUI = ("comfy", "nodes", "robustness", "browser")
 # All tests: two processes that take one file after the other, in the order that tests/conftest.py gives.
 TWO_AT_ONCE = ["-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"]
 

@@ -1,4 +1,4 @@
-"""Every node of ComfyUI core that takes and gives a MODEL, before and after ToMA: writes tests/trust/COMPOSITION.md.
+"""Every node of ComfyUI core that takes and gives a MODEL, before and after ToMA: writes tests/robustness/COMPOSITION.md.
 
 python dev.py bench composition [node ids]     with ids: prints these and writes nothing
 """
@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1]
-for folder in ("support", "trust"):
+for folder in ("support", "robustness"):
     sys.path.insert(0, str(TESTS / folder))
 sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != TESTS.parent]
 
@@ -61,7 +61,7 @@ def main() -> int:
             print(outcome, flush=True)
             outcomes.append(outcome)
         if len(sys.argv) == 1:
-            file = TESTS / "trust" / "COMPOSITION.md"
+            file = TESTS / "robustness" / "COMPOSITION.md"
             file.write_text(table(outcomes), encoding="utf-8")
         print(composing.figure(outcomes))
         return int(any(outcome.status == composing.BAD for outcome in outcomes))

@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1]
-for folder in ("support", "trust"):
+for folder in ("support", "robustness"):
     sys.path.insert(0, str(TESTS / folder))
 
 import psutil  # noqa: E402
@@ -27,7 +27,7 @@ WARM, WITHIN = 10, 0.02
 
 
 def main(runs: int) -> int:
-    packs = {PACK_NAME: ROOT, "fault_pack": TESTS / "trust" / "fault_pack"}
+    packs = {PACK_NAME: ROOT, "fault_pack": TESTS / "robustness" / "fault_pack"}
     with tempfile.TemporaryDirectory() as folder, ComfyServer(Path(folder), packs) as server:
         process = psutil.Process(server.process.pid)
         memory, seconds, digests = [], [], {}

@@ -16,7 +16,7 @@ import traceback
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[2]
-for folder in ("support", "trust", "bench"):
+for folder in ("support", "robustness", "bench"):
     sys.path.insert(0, str(TESTS / folder))
 sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() not in (TESTS.parent, Path(__file__).parent)]
 sys.path.append(str(TESTS))  # last: tests/comfy must not hide ComfyUI's comfy

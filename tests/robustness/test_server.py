@@ -22,7 +22,7 @@ PACKS = {PACK_NAME: ROOT, "fault_pack": Path(__file__).parent / "fault_pack"}
 @pytest.fixture(scope="module")
 def trusty(tmp_path_factory):
     """A server with the pack and the nodes of fault_pack."""
-    with ComfyServer(tmp_path_factory.mktemp("trust"), PACKS) as running:
+    with ComfyServer(tmp_path_factory.mktemp("robustness"), PACKS) as running:
         yield running
 
 

@@ -17,7 +17,7 @@ _models: dict = {}
 class TrustModel:
     """A tiny SDXL or Flux with its two prompts."""
 
-    RETURN_TYPES, FUNCTION, CATEGORY = ("MODEL", "CONDITIONING", "CONDITIONING", "LATENT"), "make", "trust"
+    RETURN_TYPES, FUNCTION, CATEGORY = ("MODEL", "CONDITIONING", "CONDITIONING", "LATENT"), "make", "robustness"
 
     @classmethod
     def INPUT_TYPES(cls):
@@ -29,7 +29,7 @@ class TrustModel:
         import folder_paths
 
         if kind not in _models:
-            path = Path(folder_paths.get_temp_directory()) / "trust" / "flux.safetensors"
+            path = Path(folder_paths.get_temp_directory()) / "robustness" / "flux.safetensors"
             make = {
                 "sdxl": lambda: builders.tiny_sdxl(deep=1),
                 "flux": lambda: builders.tiny_flux(path, hidden=128, depth=1, depth_single=2),
@@ -43,7 +43,7 @@ class TrustModel:
 class TrustFault:
     """The model, which at call `at` raises inside of a block, or has no memory for our own work."""
 
-    RETURN_TYPES, FUNCTION, CATEGORY = ("MODEL",), "arm", "trust"
+    RETURN_TYPES, FUNCTION, CATEGORY = ("MODEL",), "arm", "robustness"
 
     @classmethod
     def INPUT_TYPES(cls):
@@ -98,7 +98,7 @@ def meet(sign: Path, seconds: float = 60) -> None:
 class TrustRoutes:
     """The routes of the server whose handlers are in a pack of this name."""
 
-    RETURN_TYPES, FUNCTION, OUTPUT_NODE, CATEGORY = (), "look", True, "trust"
+    RETURN_TYPES, FUNCTION, OUTPUT_NODE, CATEGORY = (), "look", True, "robustness"
 
     @classmethod
     def INPUT_TYPES(cls):
@@ -115,7 +115,7 @@ class TrustRoutes:
 class TrustDigest:
     """What was sampled, as a digest, and which objects of a ToMA run are alive."""
 
-    RETURN_TYPES, FUNCTION, OUTPUT_NODE, CATEGORY = (), "look", True, "trust"
+    RETURN_TYPES, FUNCTION, OUTPUT_NODE, CATEGORY = (), "look", True, "robustness"
 
     @classmethod
     def INPUT_TYPES(cls):
