@@ -6,7 +6,7 @@ const FEW = 6; // steps of a run for each computed step that it waits, before it
 
 /**
  * What each of `steps` steps will be, as {kind, why, or}. The reuse schedule (tolerance 0) is certain. With an error
- * budget only the first step and the last are: the others are forecast if the run allows it, else one of `or`;
+ * budget only the first two steps and the last are: the others are forecast if the run allows it, else one of `or`;
  * merged only after `patience` computed steps that could not have been forecast, of fewer in a short run.
  */
 export function planOf(settings, steps, family, patience = 3) {
@@ -17,7 +17,7 @@ export function planOf(settings, steps, family, patience = 3) {
     const waits = Math.min(patience, Math.floor(steps / FEW));
     return Array.from({ length: steps }, (_, step) => {
       if (step === steps - 1) return { kind: FULL, why: "lastStep" };
-      if (step === 0) return { kind: FULL, why: "notKnown" };
+      if (step < 2) return { kind: step && merges(step) && !waits ? MERGED : FULL, why: "notKnown" };
       return { kind: FORECAST, or: merges(step) && (waits === 0 || step > waits) ? [MERGED, FULL] : [FULL] };
     });
   }

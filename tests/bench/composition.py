@@ -1,4 +1,4 @@
-"""Every node of ComfyUI core that takes and gives a MODEL, before and after ToMA: writes tests/robustness/COMPOSITION.md.
+"""Every node of ComfyUI core that takes and gives a MODEL, before and after ToMA: tests/robustness/COMPOSITION.md.
 
 python dev.py bench composition [node ids]     with ids: prints these and writes nothing
 """

@@ -147,7 +147,8 @@ def test_strip_follows_the_widgets_and_the_sampler(canvas, renderer, small_graph
     from comfyui_toma.toma_core.plan import ReuseSchedule
 
     node = small_graph["toma"]
-    for name, value in (("merge", "each layer"), ("reselect_every", 6), ("end_percent", 0.75), ("tolerance", 0.0)):
+    asked = {"merge": "each layer", "ratio": 0.5, "reselect_every": 6, "end_percent": 0.75, "tolerance": 0.0}
+    for name, value in asked.items():
         canvas.set_widget(node, name, value)
     schedule = ReuseSchedule(6, 1, 0, 0.75)
     for steps in (12, 30):
@@ -165,13 +166,14 @@ def test_strip_by_keyboard_says_what_each_step_will_be(canvas, renderer, small_g
     whole = canvas.element(node, "schedule")
     assert strip(canvas, node).get_attribute("data-state") == "plan"
     assert "forecast up to here, if the run allows it" in whole.inner_text()
-    for word in ("full 2 or more", "merged up to", "forecast up to 10"):
+    for word in ("full 3 or more", "merged 0", "forecast up to 9"):
         assert word in whole.inner_text()
     whole.query_selector(".toma-bars").focus()
     page.keyboard.press("ArrowRight")
     assert "step 1 of 12 · full: how wrong a forecast would be is not known yet" in whole.inner_text()
-    for _ in range(2):
-        page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    assert "step 2 of 12 · full: how wrong a forecast would be is not known yet" in whole.inner_text()
+    page.keyboard.press("ArrowRight")
     assert "step 3 of 12 · forecast if the run allows it, else full" in whole.inner_text()
     page.keyboard.press("End")
     assert "step 12 of 12 · full: near the end of the run" in whole.inner_text()
@@ -263,8 +265,8 @@ def test_setting_turns_the_live_picks_off(canvas, small_graph, demo_weights):
         }""",
         [small_graph["sample"], small_graph["load"]],
     )
-    canvas.set_widget(small_graph["toma"], "tolerance", 0.0)
-    canvas.set_widget(small_graph["toma"], "end_percent", 1.0)
+    for name, value in {"tolerance": 0.0, "ratio": 0.5, "end_percent": 1.0}.items():
+        canvas.set_widget(small_graph["toma"], name, value)
     counts = []
     for on in (False, True):
         page.evaluate("([id, on]) => app.extensionManager.setting.set(id, on)", [LIVE, on])

@@ -141,7 +141,9 @@ def test_forecast(plain, patched, name):
     """The note that tokens are not merged is there once, and only where they are not."""
     case = CASES[name]
     model = patched(name, ratio=0.5, tolerance=1.0, end_percent=0.0)
-    latent = sampled(name, model, steps=8)
+    # Of eight steps from a sigma of 80 or more down to nothing, each is too far from the ones before.
+    flow = float(model.get_model_object("model_sampling").sigma_max) <= 1.0
+    latent = sampled(name, model, steps=8 if flow else 24)
     told = report(model)
     assert told.finished and flat(latent).isfinite().all()
     assert told.counts["forecast"] > 0 and told.counts["full"] > 0

@@ -239,7 +239,9 @@ def test_presets(models, name, kind, preset):
     if (preset, name) == ("paper", "flux"):  # the published 5 + 5 unmerged blocks are more than this model has
         assert any("skip_first_blocks leaves none" in note for note in told.notes)
     else:
-        assert told.work_speedup > 1 and (told.tokens or told.counts["forecast"])
+        told_why = any(note.startswith("nothing was forecast or merged: ") for note in told.notes)
+        assert (told.work_speedup > 1) is bool(told.tokens or told.counts["forecast"]) is not told_why
+        assert told.work_speedup > 1 or preset == "quality", "random weights bend more than `quality` takes"
 
 
 @pytest.mark.parametrize("double", ["0", "1"])

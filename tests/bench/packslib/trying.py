@@ -36,9 +36,6 @@ INSTEAD = {
     ("TiledDiffusion", "tile_width"): 128,  # four tiles in a latent of 32 x 32
     ("TiledDiffusion", "tile_height"): 128,
     ("TiledDiffusion", "tile_overlap"): 32,
-    # Made to bring guidance down to this; the default of 5.0 lies above the run's 2.0, and its code then extrapolates.
-    # So it FAILED on the demo Flux behind ToMA: cosine 0.29 where 0.3 is asked, 0.93 from the unmerged picture.
-    ("Skimmed CFG - linear interpolation", "Skimming_CFG"): 1.5,
 }
 HIDDEN = {"UNIQUE_ID": "1", "PROMPT": {}, "EXTRA_PNGINFO": {}}
 SHAKE = 0.02  # share of other noise, which moves a plain image about as far as merging does
@@ -61,7 +58,7 @@ class Alone:
 
 
 class PackBench(composing.Bench):
-    """The demo models, with ToMA as the node gives it by default."""
+    """The demo models, with ToMA as its widgets are by default: it forecasts, and merges what it can't forecast."""
 
     run = {"width": 64, "height": 64, "steps": 8, "cfg": 2.0}
 
@@ -92,7 +89,7 @@ class PackBench(composing.Bench):
             for key, (_, options, _) in composing.inputs_of(node).items()
             if "default" in options
         }
-        return call(node, {"model": model, **widgets})
+        return call(node, {"model": model, **widgets, "preset": "custom"})
 
     def conditioning(self, caption: str) -> list:
         return loading.encode_prompt(caption, self.run["width"], self.run["height"])

@@ -93,7 +93,8 @@ class DiTFamily(Family):
     def seams(self, network: nn.Module) -> Iterator[tuple[nn.Module, Callable[[Callable], Callable]]]:
         if type(network) is not type(self.network):  # of a guider with two models
             return
-        if any(len(network.get_submodule(stream.blocks)) != depth for stream, depth in self.depths.items()):
+        counts = {stream: len(list(network.get_submodule(stream.blocks).children())) for stream in self.depths}
+        if counts != self.depths:
             return
         for place, stream, i in self.seated():
             if not stream.slot:
