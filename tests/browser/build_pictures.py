@@ -27,9 +27,9 @@ RUNS = {"flux": "burger on teal", "sdxl-like unet": "strawberry on teal"}
 THUMBNAILS = {
     "flux": ("flux", "forecast", "forecast error"),
     "flux-kontext": ("flux", "merged", "regions"),
-    "z-image-turbo": ("flux", "merged", "kept tokens"),
+    "z-image-turbo": ("flux", "forecast", "forecast error"),
     "qwen-image": ("flux", "merged", "density"),
-    "sdxl": ("sdxl-like unet", "merged", "kept tokens"),
+    "sdxl": ("sdxl-like unet", "forecast", "forecast error"),
     "sdxl-hires": ("sdxl-like unet", "merged", "regions"),
     "wan-video": ("sdxl-like unet", "forecast", "forecast error"),
 }
