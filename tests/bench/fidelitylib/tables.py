@@ -95,6 +95,7 @@ def markdown(rows: list[dict]) -> str:
         lines = _rivals_table(held_out, some)
         if len(lines) > 2:
             parts += ["", f"**{title}**", "", *lines]
+    parts += ["", "### What merging adds", "", ABOUT_MERGING, "", *_merging_table(held_out, there)]
     parts += ["", "### As good by itself?", "", ABOUT_GOOD, "", *_good_table(held_out, there)]
     return "\n".join(parts)
 
@@ -102,6 +103,10 @@ def markdown(rows: list[dict]) -> str:
 ABOUT_RIVALS = (
     "Each cell: the rival's speed-up, its LPIPS, and ours at that speed-up (between two points of our tolerance "
     "curve). **Bold**: ours is not closer beyond chance (95 %, in pairs)."
+)
+ABOUT_MERGING = (
+    "The same tolerance without and with tokens merged where forecasts fail (the ratio of `fast`), and at the usual "
+    "speed merging alone. Each cell: speed-up, PSNR, LPIPS. A preset merges where that is faster by a tenth, and as good."
 )
 ABOUT_GOOD = (
     "Retrieval: share of images whose nearest training image is that of the caption's subject, and whose background "
@@ -150,6 +155,20 @@ def _rival_cell(rows: list[dict], row: dict) -> str:
         return f"{text} / -"
     text += f" / {_short(row['lpips'] + mean(found))}"
     return text if differs(found) < 0 else f"**{text}**"
+
+
+def _merging_table(rows: list[dict], there: list[Regime]) -> list[str]:
+    lines = ["| regime | tolerance | forecast | and merging | merging alone |", "| --- | --- | --- | --- | --- |"]
+    for regime in there:
+        here = of_regime(rows, regime)
+        forecast = {row["setting"]: row for row in here if row["method"] == CURVE}
+        alone = [row for row in here if row["method"] == "merged alone"]
+        alone = min(alone, key=lambda row: abs(row["speedup"] - methods.usual_speed(regime)), default=None)
+        for row in here:
+            if row["method"] == methods.MERGING and row["setting"] in forecast:
+                cells = (row["setting"], _cell(forecast[row["setting"]]), _cell(row), _cell(alone) if alone else "")
+                lines.append(f"| {regime.name} | " + " | ".join(cells) + " |")
+    return lines
 
 
 def _good_table(rows: list[dict], there: list[Regime]) -> list[str]:
