@@ -106,7 +106,8 @@ ABOUT_RIVALS = (
 )
 ABOUT_MERGING = (
     "The same tolerance without and with tokens merged where forecasts fail (the ratio of `fast`), and at the usual "
-    "speed merging alone. Each cell: speed-up, PSNR, LPIPS. A preset merges where that is faster by a tenth, and as good."
+    "speed merging alone. Each cell: speed-up, PSNR, LPIPS. A preset merges where that is faster by a tenth and as "
+    "good."
 )
 ABOUT_GOOD = (
     "Retrieval: share of images whose nearest training image is that of the caption's subject, and whose background "
