@@ -88,7 +88,7 @@ def run(tmp_path_factory):
     command = [sys.executable, str(TESTS / "bench" / "packs.py"), str(folder / "all")]
     command += [
         "--steps",
-        "4",
+        "12",
         "--load-seconds",
         "900",
         "--stage-seconds",
@@ -119,7 +119,7 @@ def test_outcomes(run):
     }
     assert nodes["NeedsMore"]["flux"]["note"] == "needs a CONTROL_NET"
     assert "after ToMA: KeyError" in nodes["NotBesideToMA"]["unet"]["note"]
-    assert nodes["Scales"]["flux"]["asked"]["guider"] == 4
+    assert nodes["Scales"]["flux"]["asked"]["guider"] == 12
     assert "ended with code 3" in nodes["Ends"]["flux"]["note"]
 
 

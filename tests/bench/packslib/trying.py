@@ -58,11 +58,11 @@ class Alone:
 
 
 class PackBench(composing.Bench):
-    """The demo models, with ToMA as its widgets are by default: it forecasts, and merges what it can't forecast."""
+    """The demo models, with ToMA as the node gives it by default."""
 
-    run = {"width": 64, "height": 64, "steps": 8, "cfg": 2.0}
+    run = {"width": 64, "height": 64, "steps": 12, "cfg": 2.0}
 
-    def __init__(self, folder: Path, names: dict[str, Path], steps: int = 8) -> None:
+    def __init__(self, folder: Path, names: dict[str, Path], steps: int = 12) -> None:
         super().__init__(folder)
         self.run = {**self.run, "steps": steps}
         composing.INSTEAD.update(INSTEAD)
@@ -89,7 +89,7 @@ class PackBench(composing.Bench):
             for key, (_, options, _) in composing.inputs_of(node).items()
             if "default" in options
         }
-        return call(node, {"model": model, **widgets, "preset": "custom"})
+        return call(node, {"model": model, **widgets})
 
     def conditioning(self, caption: str) -> list:
         return loading.encode_prompt(caption, self.run["width"], self.run["height"])

@@ -35,7 +35,7 @@ class Limits:
     load: float = 180
     stage: float = 60
     pack: float = 1200
-    steps: int = 8  # of the sampler
+    steps: int = 12  # of the sampler
 
 
 def packs_in(folders: list[Path]) -> list[Path]:
