@@ -17,7 +17,7 @@ export function planOf(settings, steps, family, patience = 3) {
     const waits = Math.min(patience, Math.floor(steps / FEW));
     return Array.from({ length: steps }, (_, step) => {
       if (step === steps - 1) return { kind: FULL, why: "lastStep" };
-      if (step < 2) return { kind: step && merges(step) && !waits ? MERGED : FULL, why: "notKnown" };
+      if (step === 0 || (step === 1 && (waits || !merges(1)))) return { kind: FULL, why: "notKnown" };
       return { kind: FORECAST, or: merges(step) && (waits === 0 || step > waits) ? [MERGED, FULL] : [FULL] };
     });
   }

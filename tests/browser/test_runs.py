@@ -147,7 +147,7 @@ def test_a_second_run_does_not_smear_into_the_first(canvas, small_graph):
     assert send("b", 12, over=True) == ["done", 12]
     assert send("b", 3) == ["done", 12], "late"
     assert send("a", 12, over=True) == ["done", 12] and "run b" in text(canvas, node)
-    assert send("c", 1) == ["running", 2], "the first and the last are certain"
+    assert send("c", 1) == ["running", 3], "the first two and the last are certain"
 
 
 def test_a_page_that_reloads_in_mid_run_sees_the_rest(canvas, graph):
