@@ -6,7 +6,8 @@ the schedule (see `plan.Moment`) it is continued along the line through the last
     forecast(p) = a1 + gain * (p - p1) / (p1 - p0) * (a1 - a0)
 
 With one answer only it is that answer. Not all of what a line promises comes true, and how much does differs by model,
-sampler and number of steps. So the gain is learnt: each answer a2 that is computed shows how much of the line came true,
+sampler and number of steps. So the gain is learnt: each answer a2 that is computed shows how much of the line came
+true,
 
     (a2 - a1) . (a2 - a0) / (p2 - p1)   over   (a1 - a0) . (a2 - a0) / (p1 - p0)
 

@@ -71,7 +71,7 @@ def test_the_gain_is_learnt_from_what_came_true(share, gain, dtype):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_what_wavers_does_not_lessen_the_gain(seed):
-    """Answers on a straight line, each with noise of its own as large as a step of the line: all of the line comes true.
+    """Answers on a straight line, each with noise of its own, as large as a step: all of the line comes true.
     Least squares along the line, (a2 - a1) . (a1 - a0) / |a1 - a0|^2, would say that none of it does."""
     along, places = drawn(seed=seed), [step / 10 for step in range(10)]
     answers = [10 * place * along + drawn(seed=100 + 10 * seed + i) for i, place in enumerate(places)]
