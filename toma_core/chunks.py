@@ -25,7 +25,7 @@ class Kept:
     weighed_at: int = -1
     merges: dict[str, Merge] = field(default_factory=dict)
     clean: Tensor | None = None  # [B, N, c] tokens of x0
-    used_at: int = 0  # the number of the evaluation that used it last
+    used_at: int = 0  # the number of the guider's answer that used it last
 
     @classmethod
     def gather(cls, parts: Sequence[tuple[Kept, int]]) -> Kept:

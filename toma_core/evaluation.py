@@ -43,8 +43,8 @@ class Place:
 
 @dataclass(frozen=True)
 class Counted:
-    """What a block worked on: the image's tokens before and after merging, those beside them in the same sequence that
-    are neither image nor text (reference latents), the text's, and the channels."""
+    """What a block worked on: the image's tokens before and after merging, others in the same sequence (references, and
+    in blocks of one stream the text), the text's where it is apart, and the channels."""
 
     grid: Grid
     before: int
@@ -66,7 +66,7 @@ class Ride:
 
 
 class Evaluation:
-    """What the blocks of one call do: `action` comes from the plan, `kept` from earlier calls.
+    """What the blocks of one call of the network do: `action` says what is renewed, `kept` comes from earlier calls.
 
     Merged tokens are the means of their group, M x, and the last block of a row gives x + U (row(M x) - M x). With
     `copies` destinations stand for themselves, and the last block gives every token a copy of its destination, which

@@ -29,7 +29,7 @@ from torch import Tensor
 
 GAIN = 0.25  # before an answer has shown it: first answers hardly go on as they began
 LEARNING = 0.5  # the share of the gain that comes from the last answer
-MOST = 3.0  # a correction counts a forecast's error this many times at the most, where weights fall steeply
+MOST = 3.0  # upper limit of a correction, in times of the last forecast's own weight * error: weights may fall steeply
 
 
 @dataclass(frozen=True)

@@ -89,10 +89,16 @@ class ReuseSchedule:
     def action(self, step: int, steps: int) -> Action:
         if not self.active(step, steps):
             return Action.LEAVE
-        since = (step - self.span(steps)[0]) % self.reselect_every
-        if since == 0:
+        merged = step - self.span(steps)[0]
+        selected, weighed = self.turns(merged)
+        if selected == merged:
             return Action.RESELECT
-        return Action.REWEIGHT if since % self.reweight_every == 0 else Action.REUSE
+        return Action.REWEIGHT if weighed == merged else Action.REUSE
+
+    def turns(self, merged: int) -> tuple[int, int]:
+        """The merged steps, counted from 0, at which the destinations and the weights of that one are computed."""
+        selected = merged - merged % self.reselect_every
+        return selected, merged - (merged - selected) % self.reweight_every
 
     def table(self, steps: int) -> list[Action]:
         return [self.action(step, steps) for step in range(steps)]
@@ -113,9 +119,9 @@ class ErrorBudget:
     """Forecasts as much as the tolerance allows, like the step-size controller of an ODE solver.
 
     A forecast that is off by e changes the image by about weight * e. The n forecasts between two computed answers err
-    in the same direction, so their errors add up, and each of them shifts what the next is continued for, so they count
-    n times; those of different intervals don't, so their squares add up. Steps are forecast while what their interval
-    costs stays within its share of the schedule:
+    in the same direction, so their errors add up. Each error also moves the latent that the next forecast is used for,
+    which is counted as a factor n. Errors of different intervals are independent: their squares add up. Steps are
+    forecast while what their interval costs stays within its share of the schedule:
 
         n * sum over the interval of weight * e  <=  tolerance * sqrt(steps of the interval / steps of the run)
 
@@ -123,8 +129,9 @@ class ErrorBudget:
     but every evaluation that runs shows the error of the forecast that would have stood in its place, and the error
     grows with the distance as `_distance` says.
 
-    What may not be forecast runs in full. Where not even the step after a computed answer could be forecast, several
-    times in a row (a sampler that adds noise, high guidance, few steps), steps inside the merge window are merged.
+    What may not be forecast runs in full. Where not even the step after a computed answer could be forecast, PATIENCE
+    times in a row (a sampler that adds noise, high guidance, few steps), steps inside the merge window are merged; in a
+    run of fewer than FEW steps at once.
     """
 
     def __init__(self, tolerance: float, window: ReuseSchedule) -> None:
@@ -149,7 +156,8 @@ class ErrorBudget:
             self.cost += cost
             self.refused = 0
             return Decision(Kind.FORECAST, f"expected to be off by {off:.2g} times the tolerance")
-        self.refused += self.known and self.cost == 0.0 and off > 1.0
+        if self.known and self.cost == 0.0 and off > 1.0:
+            self.refused += 1
         self._ran(moment, places)
         if last:
             return Decision(Kind.FULL, "near the end of the run")
@@ -177,7 +185,7 @@ class ErrorBudget:
         return self.rate * _distance(place, places, self.gain) if places and self.known else inf
 
     def restart(self) -> None:
-        self.rate, self.refused = inf, 0
+        self.rate, self.refused, self.cost, self.graded = inf, 0, 0.0, None
 
     def learn(self, error: float, gain: float = 1.0) -> float | None:
         self.gain = gain

@@ -270,8 +270,53 @@ def test_of_two_nodes_in_a_row_the_last_counts(models, merged):
     assert torch.equal(once, builders.sample(twice, **SIZE))
 
 
-def test_weights_are_renewed_in_their_turn(models, merged, monkeypatch):
-    """Counted in merged steps: select, reuse, weigh, reuse, select."""
+def by_hand(kinds: str):
+    """A plan of these kinds of steps: F full, M merged, S forecast."""
+    from comfyui_toma.toma_core.plan import Decision, Kind
+
+    class ByHand:
+        def next(self, moment, places):
+            return Decision({"F": Kind.FULL, "M": Kind.MERGED, "S": Kind.FORECAST}[kinds[moment.step]], "by hand")
+
+        def learn(self, *_):
+            return None
+
+        def restart(self):
+            pass
+
+    return ByHand
+
+
+def test_what_prompts_keep_outlasts_forecasts(models, monkeypatch):
+    """Prompts that run one by one: the first to come after many forecast steps must not drop what the other keeps."""
+    from comfyui_toma.toma_core.patcher import patch
+    from comfyui_toma.toma_core.settings import Settings
+
+    kinds = "FFSSSSSSSSMF"
+    OneByOne(monkeypatch, models["flux"])
+    settings = Settings(reselect_every=1, reweight_every=1, tolerance=0.3)
+    patched = patch(models["flux"], settings, plan=by_hand(kinds), record=True)
+    builders.sample(patched, **{**SIZE, "steps": len(kinds)})
+    together = patch(models["flux"], settings, plan=by_hand(kinds))
+    monkeypatch.undo()
+    builders.sample(together, **{**SIZE, "steps": len(kinds)})
+    work = [next(e.work for e in report(p).evaluations if e.kind == "merged") for p in (patched, together)]
+    assert work[0] == pytest.approx(work[1]) and work[0] < 0.9
+
+
+def test_a_full_step_between_leaves_the_turns_alone(models, turns):
+    """On a DiT too: destinations that were selected before a full step are reused after it."""
+    from comfyui_toma.toma_core.patcher import patch
+    from comfyui_toma.toma_core.settings import Settings
+
+    settings = Settings(reselect_every=4, reweight_every=2, tolerance=0.3)
+    builders.sample(patch(models["flux"], settings, plan=by_hand("FMFMMF")), **{**SIZE, "cfg": 1.0, "steps": 6})
+    assert turns == ["reselect", "reuse", "reweight"]
+
+
+@pytest.fixture
+def turns(monkeypatch) -> list[str]:
+    """What each merged call did about its destinations and weights."""
     from comfyui_toma.toma_core.patcher.merging import Merging
 
     turn, seen = Merging._turn, []
@@ -282,9 +327,14 @@ def test_weights_are_renewed_in_their_turn(models, merged, monkeypatch):
         return action, kept
 
     monkeypatch.setattr(Merging, "_turn", watched)
+    return seen
+
+
+def test_weights_are_renewed_in_their_turn(models, merged, turns):
+    """Counted in merged steps: select, reuse, weigh, reuse, select."""
     for name, first in (("sdxl", 0), ("flux", 1)):
-        seen.clear()
+        turns.clear()
         settings = {"reselect_every": 4, "reweight_every": 2}
         builders.sample(merged(models[name], **settings), **{**SIZE, "cfg": 1.0, "steps": 6})
         wanted = ["reselect", "reuse", "reweight", "reuse", "reselect", "reuse"]
-        assert seen == wanted[: 6 - first], (name, seen)
+        assert turns == wanted[: 6 - first], (name, turns)

@@ -35,14 +35,13 @@ def patch(
     as they are made. `plan` and `select` put others in the place of ours, for benchmarks."""
     from comfy.patcher_extension import WrappersMP
 
-    family = family_of(model).arrange(settings)
+    family = family_of(model)
+    family = family.arrange(settings) if settings.ratio or plan else Unmerged.without_seams(family)
     if family.why_unmerged and settings.ratio and not settings.tolerance and plan is None:
         raise SettingsError(
             f"tolerance is 0, so nothing would be forecast, and tokens can't be merged: {family.why_unmerged}. "
             "Set tolerance above 0, for instance to 0.03."
         )
-    if not settings.ratio and plan is None:
-        family = Unmerged.without_seams(family)
     if KEY in model.model_options:
         logging.info("ToMA: there is a ToMA node before this one; only the last one counts.")
     model = model.clone()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from threading import Lock
 from typing import Protocol
 
 from torch import Tensor
@@ -15,7 +16,8 @@ from .report import Pick, Report
 
 
 class Listener(Protocol):
-    """Somebody who watches a run. All is called on the sampler's thread and has to return at once."""
+    """Somebody who watches a run. Steps and the end are told on the sampler's thread, picks on the thread that runs the
+    model, one at a time; all has to return at once."""
 
     def __bool__(self) -> bool:
         """Whether anything would be seen now; while it is false nothing is computed for it."""
@@ -40,11 +42,7 @@ class Account:
         self.listener = listener
         self.merged_blocks: set[tuple[str, int]] = set()
         self.missed_picks = False
-
-    @property
-    def evaluations(self) -> int:
-        """How many there were, the one under way included."""
-        return len(self.report.evaluations)
+        self.lock = Lock()  # devices that run at a time may have the same to note
 
     @property
     def step(self) -> int:
@@ -53,9 +51,11 @@ class Account:
 
     def note(self, text: str) -> None:
         """Something that a user should know of this run: said once in the log, and in the report."""
-        if text not in self.report.notes:
+        with self.lock:
+            if text in self.report.notes:
+                return
             self.report.notes.append(text)
-            logging.warning("ToMA: %s", text)
+        logging.warning("ToMA: %s", text)
 
     def picks(self, evaluation: Evaluation, sides: list[int]) -> None:
         """Picks of the prompt itself, not of the negative one; of blocks alike, those of the first."""

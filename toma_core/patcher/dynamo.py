@@ -60,18 +60,31 @@ def as_a_call_of_its_own(network, inputs: dict) -> dict:
     return {**inputs, "toma": True} if takes_any else inputs
 
 
-def room_for_graphs(compile_blocks: bool) -> AbstractContextManager:
-    """Block by block an SDXL needs more graphs of one function than the eight that dynamo allows. Blocks
-    that can't be compiled (see Family.compiles) run as they are written."""
-    if "torch._dynamo" not in sys.modules:
+def as_written(compile_blocks: bool) -> AbstractContextManager:
+    """For one answer of the guider: blocks that can't be compiled (see Family.compiles) run as they are written. The
+    stance is one for the whole process, so it is the sampler's thread that takes it, not those of single devices."""
+    if compile_blocks or "torch._dynamo" not in sys.modules or not _has_stance():
         return nullcontext()
     import torch
+
+    return torch.compiler.set_stance("force_eager")
+
+
+def _has_stance() -> bool:
+    import torch
+
+    return hasattr(torch.compiler, "set_stance")  # from torch 2.6 on
+
+
+def room_for_graphs(compile_blocks: bool) -> AbstractContextManager:
+    """For one call of the network: block by block an SDXL needs more graphs of one function than the eight that dynamo
+    allows."""
+    if "torch._dynamo" not in sys.modules:
+        return nullcontext()
     from torch._dynamo import config
 
-    if not compile_blocks and hasattr(torch.compiler, "set_stance"):  # from torch 2.6 on
-        return torch.compiler.set_stance("force_eager")
     if not compile_blocks:
-        return config.patch(disable=True)
+        return nullcontext() if _has_stance() else config.patch(disable=True)
     name = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"  # before torch 2.6
     return config.patch(**{name: max(64, getattr(config, name))})
 

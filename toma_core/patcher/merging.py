@@ -38,11 +38,13 @@ class Merging:
         self.select = select
         # On a DiT kept tokens ride through the whole network, and the rest is done in the space of clean estimates.
         self.dit = family if isinstance(family, DiTFamily) and settings.rides else None
+        self.merges_none = all(place.skipped for place in family.places)
         self.kind: Kind | None = None  # of the answer that is asked for; None: of none
         self.merged = False  # whether any call for it has merged
         self.kept: dict[Hashable, tuple[Kept, int]] = {}
         self.passes: dict[Hashable, int] = {}
         self.merged_steps: set[int] = set()
+        self.answers = 0  # of the guider that ran, the one under way included
         self.run_again = 0  # calls that could not go on merged
         self.networks: dict[int, ExitStack] = {}  # whose forwards are wrapped
         self.lock = Lock()  # several devices evaluate chunks of one batch at a time, each on a thread of its own
@@ -56,6 +58,7 @@ class Merging:
         self.kind = kind
         if kind is not None:
             self.passes, self.merged = {}, False
+            self.answers += 1
 
     def end(self) -> None:
         """Puts the forwards back and drops all that was kept."""
@@ -90,7 +93,8 @@ class Merging:
             out = self._network(evaluation, executor, x, t, c_concat, c_crossattn, control, options, inputs)
         except Unmergeable as stop:
             self.account.note(f"left unmerged because {stop}")
-            self.run_again += 1
+            with self.lock:
+                self.run_again += 1
             out = None
         if out is None:  # outside of `except`, which would hold on to memory
             evaluation = self._evaluation(x, keys, options, inputs, merges=False)
@@ -151,12 +155,13 @@ class Merging:
     def _evaluation(
         self, x: Tensor, keys: Sequence[Hashable], options: dict, inputs: dict, merges: bool = True
     ) -> Evaluation:
-        """What the plan says, except that a chunk which missed its turn (its prompt starts later) takes it now."""
+        """What the blocks of this call do with their tokens."""
         grid, rides = self.family.grid(tuple(x.shape)), self.dit is not None
+        # In a full step what was kept is only handed on, if a merged step may reuse it.
         last = self._last(keys) if self.kind is Kind.MERGED or self.settings.reselect_every > 1 else None
         unchanged = last if last is not None and rides else Kept(len(keys))
         leave = Evaluation(self.settings, Action.LEAVE, unchanged, copies=rides, grid=grid, inputs=inputs)
-        if not merges or self.kind is not Kind.MERGED or self.family.why_unmerged or self.run_again >= TRIES:
+        if not merges or self.kind is not Kind.MERGED or self.merges_none or self.run_again >= TRIES:
             return leave
         why = self.family.why_not(x, options, inputs)
         if why:
@@ -178,10 +183,10 @@ class Merging:
             return None
 
     def _turn(self, last: Kept | None, chunks: int) -> tuple[Action, Kept]:
-        """What is to be renewed, counted in merged steps, and what the call starts with."""
+        """What is to be renewed, counted in merged steps, and what the call starts with. A chunk that missed its turn
+        (its prompt starts later) takes it now."""
         now = len(self.merged_steps - {self.account.step})
-        selected = now - now % self.settings.reselect_every
-        weighed = now - (now - selected) % self.settings.reweight_every
+        selected, weighed = self.settings.schedule.turns(now)
         if last is None or not last.merges or last.selected_at < selected:
             return Action.RESELECT, Kept(chunks, now, now)
         if last.weighed_at < weighed:
@@ -209,11 +214,10 @@ class Merging:
                 kept.clean = tokens_of(out.detach(), self.dit.patch)
             except RuntimeError as error:
                 raise_unless_out_of_memory(error)
-        now = self.account.evaluations
-        kept.used_at = now
+        kept.used_at = self.answers
         self.kept.update({key: (kept, slot) for slot, key in enumerate(keys)})
         # Windows that slide on, and are never seen again, must not pile up.
-        horizon = now - 2 * max(2, self.settings.reselect_every)
+        horizon = self.answers - 2 * max(2, self.settings.reselect_every)
         self.kept = {key: part for key, part in self.kept.items() if part[0].used_at >= horizon}
 
 

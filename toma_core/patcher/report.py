@@ -18,8 +18,8 @@ VERSION = 1  # of `Report.as_json`
 @dataclass
 class Evaluated:
     """One evaluation of the guider: what it was and why. `error` is how far off the forecast in its place was, relative
-    to the answer, and `off` the same in times of what the tolerance allowed there: both only of one that ran. `work` is
-    its share of the FLOPs of a full one."""
+    to the answer, and `off` what it would have cost the image, weight * error, in times of what the tolerance allowed
+    there: both only of one that ran. `work` is its share of the FLOPs of a full one."""
 
     step: int
     sigma: float

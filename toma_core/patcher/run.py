@@ -20,7 +20,7 @@ from ..plan import Decision, Kind, Moment, Plan, moment_at
 from ..settings import Settings
 from .account import Account, Listener
 from .breaks import asked_for, phase_of
-from .dynamo import keep_out_of_graphs
+from .dynamo import as_written, keep_out_of_graphs
 from .families.base import Family
 from .memory import raise_unless_out_of_memory
 from .merging import Merging
@@ -104,7 +104,8 @@ class Run:
         self.report.latent = tuple(arguments[0].shape[2:])
         inner, before = self.inner_calls, self.account.flops()
         try:
-            answer = executor(*arguments)
+            with as_written(self.family.compiles):
+                answer = executor(*arguments)
         finally:
             self.merging.begin(None)
         full, run = (now - then for now, then in zip(self.account.flops(), before))
@@ -121,6 +122,8 @@ class Run:
             return answer
         if not self.settings.tolerance:
             return answer
+        if self.record and self.forecast.anchors:
+            self._map_error(answer, moment)
         corrected = self._with_memory(self._observe, answer, moment)
         return answer if corrected is None else corrected
 
@@ -141,12 +144,18 @@ class Run:
 
     def _observe(self, answer: Tensor, moment: Moment) -> Tensor:
         """Takes the answer into the history; what the sampler gets is corrected by the errors of earlier forecasts."""
-        if self.record and self.forecast.anchors:
-            error = (self.forecast.at(moment.place) - answer).abs().mean(1) / answer.abs().mean().clamp_min(1e-20)
-            self.report.error_maps.append(ErrorMap(moment.step, error.unsqueeze(1) if error.ndim == 3 else error))
         corrected = self.forecast.corrected(moment.place, moment.weight, answer)
         self.grade = self.forecast.observe(moment.place, answer)
         return corrected
+
+    def _map_error(self, answer: Tensor, moment: Moment) -> None:
+        """Where the forecast in the place of this answer was wrong. A map that finds no memory is left out."""
+        try:
+            error = (self.forecast.at(moment.place) - answer).abs().mean(1) / answer.abs().mean().clamp_min(1e-20)
+        except RuntimeError as problem:
+            raise_unless_out_of_memory(problem)
+            return
+        self.report.error_maps.append(ErrorMap(moment.step, error.unsqueeze(1) if error.ndim == 3 else error))
 
     def _begin(self, guider, sigmas: Tensor) -> None:
         if self.sigmas:
@@ -209,7 +218,7 @@ class Run:
         self._clock()
         report = self.report
         report.seconds = time.perf_counter() - self.started if self.started else 0.0
-        if finished and not report.evaluations:
+        if finished and not report.evaluations and not report.notes:
             self.account.note(f"nothing was forecast or merged: {UNASKED}")
         elif finished and self.family.places and self.settings.ratio and not report.flops_full:
             if not any("merged" in note for note in report.notes):
@@ -220,9 +229,14 @@ class Run:
         report.blocks_merged = len(self.account.merged_blocks)
         report.attention = attention
         report.finished = finished
-        report.picks = [pick.cpu() for pick in report.picks]
-        for shown in report.error_maps:
-            shown.error = shown.error.cpu()
+        try:
+            report.picks = [pick.cpu() for pick in report.picks]
+            for shown in report.error_maps:
+                shown.error = shown.error.cpu()
+        except RuntimeError:
+            if finished:
+                raise
+            report.picks, report.error_maps = [], []  # the device has failed, and that error is on its way to the user
         if self.listener is not None:
             self.listener.ended(report)
         return report

@@ -13,7 +13,7 @@ from bench.rivals.skipping import skipping
 from comfyui_toma.toma_core.patcher import patch
 from comfyui_toma.toma_core.settings import PRESETS, Settings
 
-from .regimes import Regime
+from .regimes import ONE_TOLERANCE, Regime
 
 UNMERGED = "unmerged"
 OTHER_SEED = "unmerged, other seed"
@@ -221,6 +221,8 @@ NAMES = (*OURS, "tolerance", MERGING, *BY_NAME)
 
 def points(regime: Regime, dials: Callable[[Method, float], float | None]) -> list[Point]:
     """All points of a regime, each once. `dials(method, speed)` is the number that makes a method that fast."""
+    if not regime.speeds:
+        return [unmerged(regime), *(point for point in presets(regime) if point.method == ONE_TOLERANCE)]
     found = [unmerged(regime), unmerged(regime, other_seed=True), *presets(regime)]
     found += [*tolerance_curve(regime), *and_merging(regime)]
     for method in METHODS:

@@ -10,7 +10,7 @@ from comfyui_toma.toma_core.settings import Settings
 
 from . import methods, regimes, tables
 
-QUICK_PROMPTS, PROMPTS, PROMPTS_4096 = 2, 12, 4
+QUICK_PROMPTS, PROMPTS, FEW_PROMPTS = 2, 12, 4
 FILES = ("json", "read", "write", "plots")
 
 
@@ -128,4 +128,4 @@ def share_of(prompts: int) -> int:
 def number_of_prompts(options: argparse.Namespace, regime: regimes.Regime) -> int:
     if options.prompts:
         return options.prompts
-    return QUICK_PROMPTS if options.quick else PROMPTS if regime.tokens == 1024 else PROMPTS_4096
+    return QUICK_PROMPTS if options.quick else PROMPTS if regime.tokens == 1024 and regime.speeds else FEW_PROMPTS

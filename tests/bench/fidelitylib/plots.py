@@ -27,7 +27,7 @@ def frontiers(rows: list[dict], folder: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    there = [regime for regime in REGIMES if of_regime(rows, regime)]
+    there = [regime for regime in REGIMES if regime.speeds and of_regime(rows, regime)]
     if not there:
         return
     lines = ceil(len(there) / COLUMNS)

@@ -14,7 +14,8 @@ MOST_PROMPTS = 32  # one subject each: half of what the models know
 
 @dataclass(frozen=True)
 class Regime:
-    """One way to sample. `speeds` are the speed-ups that rivals are asked for; `decides`: part of --quick."""
+    """One way to sample. `speeds` are the speed-ups that rivals are asked for; without any, only ONE_TOLERANCE is
+    drawn. `decides`: part of --quick."""
 
     name: str
     model: str
@@ -22,7 +23,7 @@ class Regime:
     sampler: str
     scheduler: str
     cfg: float
-    speeds: tuple[float, ...]
+    speeds: tuple[float, ...] = ()
     tokens: int = 1024
     decides: bool = False
 
@@ -69,7 +70,16 @@ REGIMES = [
     Regime("unet-euler-4", "unet", 4, "euler", "simple", 2.5, _FOUR),
     _flux(20, _USUAL, tokens=4096),
     Regime("unet-sde-25-4096", "unet", 25, "dpmpp_2m_sde", "karras", 6.0, _NOISY, tokens=4096),
+    # other lengths and samplers, for whether one tolerance means one closeness
+    *(_flux(steps, ()) for steps in (12, 30)),
+    *(Regime(f"unet-euler-{steps}", "unet", steps, "euler", "simple", 2.5) for steps in (12, 30, 50)),
+    *(
+        Regime(f"{model}-{sampler}-20", model, 20, sampler, "simple", cfg)
+        for model, cfg in (("flux", 1.0), ("unet", 2.5))
+        for sampler in ("dpmpp_2m", "heun", "dpmpp_2m_sde", "euler_ancestral")
+    ),
 ]
+ONE_TOLERANCE = "quality"  # the preset whose tolerance is looked at over all lengths and samplers
 BY_NAME = {regime.name: regime for regime in REGIMES}
 
 

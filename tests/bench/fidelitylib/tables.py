@@ -9,11 +9,12 @@ from statistics import mean
 
 from . import methods
 from .methods import OTHER_SEED, OURS, UNMERGED
-from .regimes import REGIMES, Regime
+from .regimes import ONE_TOLERANCE, REGIMES, Regime
 from .rows import base_of, losses, of_regime
 from .statistics import at_speed, differs, interval
 
 BEGIN, END = "<!-- fidelity: made by `python dev.py bench fidelity --write`, not by hand -->", "<!-- /fidelity -->"
+README_BEGIN, README_END, README_REGIMES = "<!-- presets -->", "<!-- /presets -->", ("flux-20", "flux-8", "unet-sde-25")
 CURVE = "tolerance"  # ours, at any speed
 BOUND, BOUND_WITH_NOISE = 0.05, 0.10  # LPIPS that `balanced` may be off
 GROUPS = {
@@ -88,13 +89,14 @@ def _goodness(rows: list[dict], row: dict) -> str:
 
 def markdown(rows: list[dict]) -> str:
     held_out = [row for row in rows if row["held_out"]]
-    there = [regime for regime in REGIMES if of_regime(held_out, regime)]
+    there = [regime for regime in REGIMES if regime.speeds and of_regime(held_out, regime)]
     parts = ["### Presets", "", *_presets_table(held_out, there), "", "### Others at the same speed", "", ABOUT_RIVALS]
     for title, belongs in GROUPS.items():
         some = [regime for regime in there if belongs(regime)]
         lines = _rivals_table(held_out, some)
         if len(lines) > 2:
             parts += ["", f"**{title}**", "", *lines]
+    parts += ["", "### One tolerance, one closeness", "", ABOUT_TOLERANCE, "", *_tolerance_table(held_out)]
     parts += ["", "### What merging adds", "", ABOUT_MERGING, "", *_merging_table(held_out, there)]
     parts += ["", "### As good by itself?", "", ABOUT_GOOD, "", *_good_table(held_out, there)]
     return "\n".join(parts)
@@ -103,6 +105,10 @@ def markdown(rows: list[dict]) -> str:
 ABOUT_RIVALS = (
     "Each cell: the rival's speed-up, its LPIPS, and ours at that speed-up (between two points of our tolerance "
     "curve). **Bold**: ours is not closer beyond chance (95 %, in pairs)."
+)
+ABOUT_TOLERANCE = (
+    f"The tolerance of `{ONE_TOLERANCE}` over other lengths and samplers. With samplers that add noise another image "
+    "comes out after any change, and the distance is that of another image."
 )
 ABOUT_MERGING = (
     "The same tolerance without and with tokens merged where forecasts fail (ratio 0.5 on the UNet, 0.35 on Flux), and "
@@ -158,6 +164,20 @@ def _rival_cell(rows: list[dict], row: dict) -> str:
     return text if differs(found) < 0 else f"**{text}**"
 
 
+def _tolerance_table(rows: list[dict]) -> list[str]:
+    """Schedule `simple` and 1024 tokens, cfg as where the presets are looked at with Euler."""
+    lines = ["| regime | speed-up | PSNR | LPIPS | prompts |", "| --- | --- | --- | --- | --- |"]
+    for regime in sorted(REGIMES, key=lambda r: (r.model, r.adds_noise, r.sampler, r.steps)):
+        if regime.tokens != 1024 or regime.scheduler != "simple" or regime.cfg > 2.5 or regime.model == "student":
+            continue
+        for row in of_regime(rows, regime):
+            if row["method"] == ONE_TOLERANCE:
+                psnr = "the same" if row["speedup"] == 1 else f"{row['psnr']:.1f} dB"
+                cells = (f"{row['speedup']:.2f}x", psnr, _short(row["lpips"]), str(row["prompts"]))
+                lines.append(f"| {regime.describe()} | " + " | ".join(cells) + " |")
+    return lines
+
+
 def _merging_table(rows: list[dict], there: list[Regime]) -> list[str]:
     lines = ["| regime | tolerance | forecast | and merging | merging alone |", "| --- | --- | --- | --- | --- |"]
     for regime in there:
@@ -205,16 +225,38 @@ def _short(value: float) -> str:
 
 
 def has_place(text: str) -> bool:
-    """Whether a page has the markers that the tables go between."""
-    return 0 <= text.find(BEGIN) < text.find(END)
+    """Whether a page has the markers that the tables go between, or the README's table of presets."""
+    return 0 <= text.find(BEGIN) < text.find(END) or 0 <= text.find(README_BEGIN) < text.find(README_END)
 
 
 def between(text: str) -> str:
     return text[text.index(BEGIN) + len(BEGIN) : text.index(END)].strip()
 
 
+def readme_cells(rows: list[dict], preset: str) -> list[str]:
+    """What the README's table says of a preset."""
+    found = {(row["regime"], row["method"]): row for row in rows if row["held_out"]}
+    cells = [found[regime, preset] for regime in README_REGIMES]
+    return [f"{row['speedup']:.1f}x, {row['lpips']:.4f}" for row in cells]
+
+
+def _with_readme_cells(rows: list[dict], text: str) -> str:
+    before, table = text.split(README_BEGIN)
+    table, after = table.split(README_END)
+    lines = table.splitlines(keepends=True)
+    for i, line in enumerate(lines):
+        name = line.split("`")[1] if "`" in line else ""
+        if name in OURS:
+            kept = line.split("|")[: -1 - len(README_REGIMES)]
+            lines[i] = "|".join([*kept, *(f" {cell} " for cell in readme_cells(rows, name)), "\n"])
+    return before + README_BEGIN + "".join(lines) + README_END + after
+
+
 def write(rows: list[dict], path: Path) -> None:
     text = path.read_text(encoding="utf-8")
+    if README_BEGIN in text:
+        path.write_text(_with_readme_cells(rows, text), encoding="utf-8")
+        return
     made = f"{BEGIN}\n\n{markdown(rows)}\n\n{END}"
     path.write_text(
         re.sub(f"{re.escape(BEGIN)}.*?{re.escape(END)}", lambda _: made, text, flags=re.S), encoding="utf-8"

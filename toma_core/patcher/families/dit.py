@@ -141,8 +141,6 @@ class DiTFamily(Family):
     def shorter_inputs(self, evaluation: Evaluation, options: dict, control: dict | None) -> tuple[dict, dict | None]:
         """Options and ControlNet residuals of a call whose kept tokens ride: what is added between blocks reaches the
         kept tokens, and patches that other nodes have there see all tokens, copies of the kept ones."""
-        if not self.settings.rides or not evaluation.merges:
-            return options, control
         merge, count = next(iter(evaluation.kept.merges.values())), prod(evaluation.grid)
         if control is not None:
             if any(place.skipped for place in self.places):

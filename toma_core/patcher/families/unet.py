@@ -59,11 +59,11 @@ class UNetFamily(Family):
         family.__dict__.update(self.__dict__, settings=settings, places=[])
         for path, depth in self.transformers.items():
             for i in range(depth):
-                skipped = max(0, settings.skip_first_blocks - len(family.places) + i)
+                skipped = len(family.places) < settings.skip_first_blocks
                 share = path if settings.rides else "unet"
                 last = i == depth - 1 or not settings.rides
                 row = path if settings.rides else f"{path} {i}"
-                family.places.append(Place(row, share, i, last, skipped=i < skipped))
+                family.places.append(Place(row, share, i, last, skipped))
         return family
 
     def install(self, options: dict) -> None:
