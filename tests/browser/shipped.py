@@ -226,13 +226,14 @@ What to look at
 
 
 def flux_kontext() -> tuple[list, list]:
-    end = ending(vae=("vae", 0))
+    end = ending(vae=("vae", 0), style="forecast error")
     text = """## Flux.1 Kontext with ToMA
 
 Kontext reads the image to be edited as further tokens, so every step costs twice as much as one of plain Flux: a forecast saves twice as much. Where steps are merged, only tokens of the new image are: the reference stays as it is.
 
 What to look at
 - the strip on **ToMA** and its last line
+- **ToMA Preview**: where forecasts were wrong; in an edit mostly what is changed
 - edits that must keep fine print or faces: use the preset **quality**"""
     nodes = [
         note(text),
@@ -240,7 +241,7 @@ What to look at
         loader("clip", "DualCLIPLoader", LOAD, 130, clip_name1="clip_l.safetensors",
                clip_name2="t5xxl_fp8_e4m3fn_scaled.safetensors", type="flux"),
         loader("vae", "VAELoader", LOAD, 310, vae_name="ae.safetensors"),
-        node("image", "LoadImage", LOAD, 420, 320, 330, title="Image to edit"),
+        node("image", "LoadImage", LOAD, 450, 320, 330, title="Image to edit"),
         node("scale", "FluxKontextImageScale", TEXT, 560, 340),
         node("encode", "VAEEncode", TEXT, 650, 340),
         toma(),
