@@ -116,6 +116,23 @@ def test_run_is_saved_with_the_workflow_and_hidden_by_other_settings(canvas, ren
     assert state(canvas, again) == "done"
 
 
+def test_a_page_that_reloads_after_a_run_shows_it_again(canvas, graph):
+    """Without a click or a save in between: what the front end restores by itself."""
+    page, persist = canvas.page, "(on) => app.extensionManager.setting.set('Comfy.Workflow.Persist', on)"
+    page.evaluate(persist, True)
+    try:
+        told = run(canvas, graph, **RUNS["forecast"])
+        page.wait_for_timeout(1000)
+        page.reload()
+        page.wait_for_function(READY, timeout=60_000)
+        page.wait_for_function("() => app.graph.nodes.some((n) => n.type === 'ToMA')", timeout=20_000)
+        page.wait_for_timeout(1000)
+        node = page.evaluate("() => app.graph.nodes.find((n) => n.type === 'ToMA').id")
+        assert state(canvas, node) == "done" and told["summary"] in text(canvas, node)
+    finally:
+        page.evaluate(persist, False)
+
+
 SEND = """([node, run, count, over, settings]) => {
   const evaluations = Array.from({length: count}, (_, i) => [i, i ? "forecast" : "full", "because", null, i ? 0 : 1]);
   const detail = {node: String(node), run, over, finished: over, steps: 12, tolerance: 0.03, evaluations, settings,
@@ -216,7 +233,7 @@ def test_a_page_that_reloads_in_mid_run_sees_the_rest(canvas, graph):
     page.wait_for_function(READY, timeout=60_000)
     page.evaluate("(graph) => app.loadGraphData(graph)", saved)
     page.evaluate(LISTEN)
-    page.wait_for_function("() => window.tomaRuns.at(-1)?.over", timeout=120_000)
+    page.wait_for_function("() => window.tomaRuns.at(-1)?.over", timeout=300_000)  # on a busy machine
     last = page.evaluate(TOLD)[-1]
     assert last["run"] == name and last["finished"] and len(last["evaluations"]) == 40
     page.wait_for_timeout(500)
