@@ -6,8 +6,13 @@ the schedule (see `plan.Moment`) it is continued along the line through the last
     forecast(p) = a1 + gain * (p - p1) / (p1 - p0) * (a1 - a0)
 
 With one answer only it is that answer. Not all of what a line promises comes true, and how much does differs by model,
-sampler and number of steps. So the gain is learnt: each answer a2 that is computed shows the gain that would have met
-it best, the least squares of a2 - a1 along the line.
+sampler and number of steps. So the gain is learnt: each answer a2 that is computed shows how much of the line came
+true,
+
+    (a2 - a1) . (a2 - a0) / (p2 - p1)   over   (a1 - a0) . (a2 - a0) / (p1 - p0)
+
+The way from a0 to a2 is what both parts of it are measured along. Least squares would measure along a1 - a0; whatever
+wavers in a1 alone then counts for the line and against what came, and the gain comes out too small.
 
 A sampler's step takes the share `weight` of its answer into the image, so forecasts that were off by e have moved it
 by the sum of weight * e. The next answer that is computed shows that sum: between p1 and p2 the answers lay close to
@@ -90,15 +95,16 @@ class Forecast:
         return grade
 
     def _learnt_gain(self, place: float, answer: Tensor) -> Tensor:
-        """Moves the gain towards the one that would have met this answer best. If nothing has moved, towards 0."""
+        """Moves the gain towards what came true of the line, between 0 and 1. If nothing has moved, towards 0."""
         *before, last = self.anchors
         gain = self.gain
         gain = gain if isinstance(gain, Tensor) else torch.full((), gain, dtype=torch.float32, device=answer.device)
         if not before or place <= last.place:
             return gain
-        line = (last.answer - before[0].answer).float().flatten()
-        came = torch.dot(answer.float().flatten(), line) - torch.dot(last.answer.float().flatten(), line)
-        best = came / (torch.dot(line, line) * (place - last.place) / (last.place - before[0].place))
+        line, came = _square(last.answer - before[0].answer), _square(answer - last.answer)
+        way = _square(answer - before[0].answer)  # 2 u . (u + v) = |u + v|^2 + |u|^2 - |v|^2
+        best = (way + came - line) / (way + line - came)
+        best = best * ((last.place - before[0].place) / (place - last.place))
         return torch.lerp(gain, best.clamp(0.0, 1.0).nan_to_num(0.0), self.learning)
 
     def corrected(self, place: float, weight: float, answer: Tensor) -> Tensor:
@@ -118,6 +124,11 @@ class Forecast:
     def forget(self) -> None:
         """The history starts anew."""
         self.anchors, self.given, self.gain = [], [], self.first_gain
+
+
+def _square(x: Tensor) -> Tensor:
+    """|x|^2, fp32 []."""
+    return torch.linalg.vector_norm(x.float()).square()
 
 
 def _on(last: Tensor, before: Tensor, ahead: Tensor | float) -> Tensor:

@@ -17,7 +17,7 @@ from math import ceil, floor, inf, isfinite
 from typing import Protocol
 
 END = 0.45  # a step that removes more of the remaining noise than this is not forecast: too few are left to correct it
-REACH = 1.5  # how many times further than the last two answers are apart a forecast may go
+REACH = 5.0  # how many times further than the last two answers are apart a forecast may go, however small the errors
 SLOW = 0.5  # an error estimate falls by no more than this factor at a time
 PATIENCE = 3  # answers in a row of which not even the next step could be forecast, before steps are merged
 FEW = 6  # a run of fewer than PATIENCE * FEW steps has less patience: none below FEW steps

@@ -104,7 +104,7 @@ PRESETS: dict[str, dict[str, Settings]] = {
     },
     "fast": {
         "unet": Settings(ratio=0.5, tolerance=0.6, **_UNET),
-        "dit": Settings(ratio=0.35, tolerance=0.6, **_DIT),
+        "dit": Settings(ratio=0.0, tolerance=0.6, **_DIT),
     },
     "turbo": {
         "unet": Settings(ratio=0.0, tolerance=0.8, **_UNET),

@@ -297,7 +297,8 @@ def check_grades(models) -> None:
     for i in range(2, 5):
         line = (answers[i - 1] - answers[i - 2]) * (places[i] - places[i - 1]) / (places[i - 1] - places[i - 2])
         forecast, came = answers[i - 1] + gain * line, answers[i] - answers[i - 1]
-        best = float((came * line).sum() / (line * line).sum())
+        way = answers[i] - answers[i - 2]
+        best = float((came * way).sum() / (line * way).sum())
         gain += LEARNING * (min(max(best, 0.0), 1.0) - gain)
         wanted.append(float((forecast - answers[i]).norm() / answers[i].norm()))
     errors = [e.error for e in told.evaluations]

@@ -13,10 +13,10 @@ import torch
 
 
 def picks_of_one_prompt_for_the_other(patch):
-    from comfyui_toma.toma_core.patcher.run import Run
+    from comfyui_toma.toma_core.patcher.merging import Merging
 
-    keys = Run._keys
-    patch.setattr(Run, "_keys", lambda self, x, options: [key[1:] for key in keys(self, x, options)])
+    keys = Merging._keys
+    patch.setattr(Merging, "_keys", lambda self, x, options: [key[1:] for key in keys(self, x, options)])
 
 
 def picks_of_the_first_image_for_all(patch):
@@ -40,9 +40,9 @@ def stale_pick_after_a_change_of_grid(patch):
 
 
 def kept_outlives_the_run(patch):
-    from comfyui_toma.toma_core.patcher.run import Run
+    from comfyui_toma.toma_core.patcher.merging import Merging
 
-    init = Run.__init__
+    init = Merging.__init__
 
     class Lasting(dict):
         def clear(self) -> None:
@@ -54,16 +54,16 @@ def kept_outlives_the_run(patch):
         init(self, *args, **kwargs)
         self.kept = kept
 
-    keys, keep = Run._keys, Run._keep
+    keys, keep = Merging._keys, Merging._keep
 
     def lasting(self, *args):
         keep(self, *args)
         kept.update(self.kept)
         self.kept = kept
 
-    patch.setattr(Run, "__init__", shared)
-    patch.setattr(Run, "_keep", lasting)
-    patch.setattr(Run, "_keys", lambda self, x, options: [key[1:] for key in keys(self, x, options)])
+    patch.setattr(Merging, "__init__", shared)
+    patch.setattr(Merging, "_keep", lasting)
+    patch.setattr(Merging, "_keys", lambda self, x, options: [key[1:] for key in keys(self, x, options)])
 
 
 def history_of_another_run(patch):
@@ -116,22 +116,22 @@ def answers_of_other_nodes_are_history(patch):
 
     patch.setattr(Run, "network", network)
     # as if each evaluation had reached the network
-    asked = property(lambda self: len(self.report.evaluations) + (self.decision is None), lambda self, value: None)
+    asked = property(lambda self: len(self.report.evaluations) + (self.merging.kind is None), lambda self, value: None)
     patch.setattr(Run, "inner_calls", asked, raising=False)
 
 
 def own_noise_lost(patch):
     """The velocity of the destination for all its tokens, in the place of clean estimates."""
-    from comfyui_toma.toma_core.patcher.run import Run
+    from comfyui_toma.toma_core.patcher.merging import Merging
 
-    patch.setattr(Run, "_unmerged", lambda self, evaluation, out: out)
+    patch.setattr(Merging, "_unmerged", lambda self, evaluation, out: out)
 
 
 def last_clean_estimate_forgotten(patch):
     """U x0_kept alone."""
-    from comfyui_toma.toma_core.patcher import run
+    from comfyui_toma.toma_core.patcher import merging
 
-    patch.setattr(run, "unmerged", lambda clean, last, merge: merge.unmerge(merge.take(clean)))
+    patch.setattr(merging, "unmerged", lambda clean, last, merge: merge.unmerge(merge.take(clean)))
 
 
 def kept_tokens_without_the_controlnets_part(patch):
@@ -219,10 +219,10 @@ def what_was_picked_does_not_rest(patch):
 
 
 def merges_are_never_renewed(patch):
-    from comfyui_toma.toma_core.patcher.run import Run
+    from comfyui_toma.toma_core.patcher.merging import Merging
     from comfyui_toma.toma_core.plan import Action
 
-    turn = Run._turn
+    turn = Merging._turn
 
     def lazy(self, last, chunks):
         action, kept = turn(self, last, chunks)
@@ -230,7 +230,7 @@ def merges_are_never_renewed(patch):
             return action, kept
         return Action.REUSE, replace(kept, merges=dict(last.merges))
 
-    patch.setattr(Run, "_turn", lazy)
+    patch.setattr(Merging, "_turn", lazy)
 
 
 def check_next_run(models, merged) -> None:

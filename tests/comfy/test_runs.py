@@ -150,10 +150,11 @@ def ours_alive() -> list[str]:
     from comfyui_toma.toma_core.evaluation import Evaluation
     from comfyui_toma.toma_core.forecast import Anchor
     from comfyui_toma.toma_core.merge import Merge
+    from comfyui_toma.toma_core.patcher.merging import Merging
     from comfyui_toma.toma_core.patcher.run import Run
 
     gc.collect()
-    kinds = (Merge, Kept, Evaluation, Run, Anchor)
+    kinds = (Merge, Kept, Evaluation, Merging, Run, Anchor)
     return [type(o).__name__ for o in gc.get_objects() if isinstance(o, kinds)]
 
 
@@ -271,16 +272,16 @@ def test_of_two_nodes_in_a_row_the_last_counts(models, merged):
 
 def test_weights_are_renewed_in_their_turn(models, merged, monkeypatch):
     """Counted in merged steps: select, reuse, weigh, reuse, select."""
-    from comfyui_toma.toma_core.patcher.run import Run
+    from comfyui_toma.toma_core.patcher.merging import Merging
 
-    turn, seen = Run._turn, []
+    turn, seen = Merging._turn, []
 
     def watched(self, *args):
         action, kept = turn(self, *args)
         seen.append(action.value)
         return action, kept
 
-    monkeypatch.setattr(Run, "_turn", watched)
+    monkeypatch.setattr(Merging, "_turn", watched)
     for name, first in (("sdxl", 0), ("flux", 1)):
         seen.clear()
         settings = {"reselect_every": 4, "reweight_every": 2}

@@ -40,9 +40,10 @@ def ours_alive() -> list[str]:
     from comfyui_toma.toma_core.evaluation import Evaluation
     from comfyui_toma.toma_core.forecast import Anchor
     from comfyui_toma.toma_core.merge import Merge
+    from comfyui_toma.toma_core.patcher.merging import Merging
     from comfyui_toma.toma_core.patcher.run import Run
 
-    return alive(Merge, Kept, Evaluation, Run, Anchor)
+    return alive(Merge, Kept, Evaluation, Merging, Run, Anchor)
 
 
 def tensors_alive() -> int:
@@ -195,10 +196,53 @@ def test_no_memory_inside_of_layers(bench, figure, monkeypatch, name, merge, wor
     check_next_run(patched, fresh, alive, f"no memory to {work} in {merge} of {name}", figure)
 
 
+@pytest.mark.parametrize("work", ["give", "corrected", "observe"])
+def test_no_memory_to_forecast(bench, figure, monkeypatch, work):
+    """That step runs, or is taken as it is; the history starts anew, and it is said once."""
+    from comfyui_toma.toma_core.forecast import Forecast
+
+    run = {**RUN, "steps": 12, "cfg": 1.0}
+    patched = merged(bench.models["sdxl"], ratio=0.0, tolerance=1.0)
+    builders.sample(patched, **run)
+    fresh, alive = builders.sample(patched, **run), ours_alive()
+    assert "forecast" in patched.model_options["toma"].reports[-1].kinds
+    with monkeypatch.context() as patch:
+        wrapper = Raise(OOM, 2, getattr(Forecast, work))
+        patch.setattr(Forecast, work, lambda *a: wrapper(*a))
+        out = builders.sample(patched, **run)
+    told = patched.model_options["toma"].reports[-1]
+    assert wrapper.calls >= 2 and told.finished and torch.isfinite(out).all()
+    assert told.notes == ["not all was forecast: forecasting ran out of memory"]
+    assert len(told.kinds) == 12 and told.kinds.count("full") > 2
+    assert (work != "give") or [e.why for e in told.evaluations].count("forecasting ran out of memory") == 1
+    del out
+    assert torch.equal(builders.sample(patched, **run), fresh) and ours_alive() == alive
+    SURVIVED.append(f"no memory for {work} of a forecast")
+    figure("faults survived in process", f"{len(SURVIVED)}: the next run equals a fresh one, nothing is alive")
+
+
+@pytest.mark.parametrize("name", ["flux", "sdxl"])
+def test_no_memory_at_each_merged_step_is_not_tried_for_ever(bench, monkeypatch, name):
+    from comfyui_toma.toma_core.merge import Merge
+    from comfyui_toma.toma_core.patcher.merging import TRIES
+
+    patched, calls = merged(bench.models[name], reselect_every=1), []
+
+    def never(*args):
+        calls.append(args)
+        raise OOM("on purpose")
+
+    unet = name == "sdxl"
+    monkeypatch.setattr(Merge, "merge" if unet else "take", never)
+    out = builders.sample(patched, **{**RUN, "steps": 8, "cfg": 1.0})
+    assert torch.equal(out, builders.sample(bench.models[name], **{**RUN, "steps": 8, "cfg": 1.0}))
+    assert len(calls) == TRIES and patched.model_options["toma"].reports[-1].notes == [NO_MEMORY]
+
+
 SEAMS = {
     "flux, arguments of a block": ("toma_core.patcher.families.dit", "ours", 2),
-    "flux, after the last block": ("toma_core.patcher.run", "ours", 3),
-    "flux, before the network": ("toma_core.patcher.run", "ours", 1),
+    "flux, after the last block": ("toma_core.patcher.merging", "ours", 3),
+    "flux, before the network": ("toma_core.patcher.merging", "ours", 1),
     "sdxl, tokens for another node": ("toma_core.patcher.families.unet", "ours", 1),
 }
 

@@ -29,18 +29,18 @@ def deep_clone(patched):
 
 def test_a_deep_clones_seams_call_its_own_blocks(bench, monkeypatch):
     """Each network's forwards are wrapped where it is, and put back."""
-    from comfyui_toma.toma_core.patcher.run import Run
+    from comfyui_toma.toma_core.patcher.merging import Merging
 
     first = merged(bench.models["sdxl"], merge="each layer")
     second = deep_clone(first)
-    wrap, wrapped = Run._wrap, []
+    wrap, wrapped = Merging._wrap, []
 
     def watched(self, network):
         wrap(self, network)
         block = network.middle_block[1].transformer_blocks[0]
         wrapped.append((id(network), block.__dict__["forward"].original.module is block))
 
-    monkeypatch.setattr(Run, "_wrap", watched)
+    monkeypatch.setattr(Merging, "_wrap", watched)
     for patched in (first, second):
         builders.sample(patched, **{**RUN, "steps": 1})
         network = patched.model.diffusion_model

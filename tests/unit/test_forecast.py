@@ -51,13 +51,11 @@ def test_damped_it_goes_that_share_of_the_way():
 @pytest.mark.parametrize("share,gain", [(0.6, 0.6), (0.0, 0.0), (-0.5, 0.0), (2.0, 1.0)])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
 def test_the_gain_is_learnt_from_what_came_true(share, gain, dtype):
-    """Each answer goes on by that share of the line to it, and by something that no line tells."""
+    """Each answer goes on by that share of the line to it."""
     answers, places = [drawn(), drawn(seed=1)], [0.0, 0.1]
     for place in (0.15, 0.4, 0.5, 0.6, 0.65, 0.7, 0.8, 0.9):
         line = (answers[-1] - answers[-2]) * (place - places[-1]) / (places[-1] - places[-2])
-        other = drawn(seed=int(place * 100))
-        other -= line * (other * line).sum() / (line * line).sum()  # nothing along the line
-        answers.append(answers[-1] + share * line + other)
+        answers.append(answers[-1] + share * line)
         places.append(place)
     forecast, grades = Forecast(), []
     for place, answer in zip(places, answers):
@@ -69,6 +67,19 @@ def test_the_gain_is_learnt_from_what_came_true(share, gain, dtype):
     assert torch.allclose(
         forecast.at(1.0).double(), wanted, atol=30 * torch.finfo(dtype).eps * float(wanted.abs().max())
     )
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_wavers_does_not_lessen_the_gain(seed):
+    """Answers on a straight line, each with noise of its own, as large as a step: all of the line comes true.
+    Least squares along the line, (a2 - a1) . (a1 - a0) / |a1 - a0|^2, would say that none of it does."""
+    along, places = drawn(seed=seed), [step / 10 for step in range(10)]
+    answers = [10 * place * along + drawn(seed=100 + 10 * seed + i) for i, place in enumerate(places)]
+    forecast = Forecast()
+    gains = [forecast.observe(place, answer) for place, answer in zip(places, answers)]
+    assert float(gains[-1][1]) > 0.8
+    before, last, after = answers[-3:]
+    assert ((after - last) * (last - before)).sum() / (last - before).square().sum() < 0.35
 
 
 def test_what_does_not_move_leaves_a_gain():

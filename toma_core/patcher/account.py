@@ -41,6 +41,16 @@ class Account:
         self.merged_blocks: set[tuple[str, int]] = set()
         self.missed_picks = False
 
+    @property
+    def evaluations(self) -> int:
+        """How many there were, the one under way included."""
+        return len(self.report.evaluations)
+
+    @property
+    def step(self) -> int:
+        """Of the evaluation that is under way."""
+        return self.report.evaluations[-1].step
+
     def note(self, text: str) -> None:
         """Something that a user should know of this run: said once in the log, and in the report."""
         if text not in self.report.notes:
@@ -52,7 +62,7 @@ class Account:
         slot = sides.index(0) if 0 in sides else None
         if slot is None or not evaluation.renewed or not (self.record or self.listener):
             return
-        step = self.report.evaluations[-1].step
+        step = self.step
         seen = {(pick.step, pick.group) for pick in self.report.picks}
         for place, grid, merge in evaluation.renewed.values():
             group, size = self.family.label(place, grid), len(merge.kept) // len(sides)

@@ -22,6 +22,7 @@ MERGING = "and merging"
 OURS = tuple(name for name in PRESETS if name != PAPER)
 TOLERANCES = (0.03, 0.05, 0.1, 0.16, 0.3, 0.6)
 MERGING_AT = (0.05, 0.16, 0.3)  # tolerances at which merging is added to forecasting
+MERGED_AWAY = {"unet": 0.5, "dit": 0.35}  # ... at this ratio
 DEMO_SKIP = 1  # of the demo Flux's 2 + 4 blocks, where the authors leave 5 of 19 and of 38 alone
 SHARES = (0.25, 0.5, 0.75)  # of tokens merged away on a DiT
 Make = Callable[[object], object]
@@ -98,7 +99,9 @@ def tolerance_curve(regime: Regime) -> list[Point]:
 def and_merging(regime: Regime) -> list[Point]:
     """The same with tokens merged where forecasts fail: what merging adds."""
     base = PRESETS["fast"][regime.kind]
-    return [_ours(MERGING, f"{t:g}", regime, replace(base, tolerance=t)) for t in MERGING_AT]
+    return [
+        _ours(MERGING, f"{t:g}", regime, replace(base, tolerance=t, ratio=MERGED_AWAY[regime.kind])) for t in MERGING_AT
+    ]
 
 
 def merging(regime: Regime, speed: float, base: Settings) -> Settings | None:

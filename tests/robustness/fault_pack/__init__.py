@@ -127,7 +127,7 @@ class TrustDigest:
             type(o).__name__
             for o in gc.get_objects()
             if "toma_core" in str(type(o).__module__)
-            and type(o).__name__ in ("Merge", "Kept", "Evaluation", "Run", "Anchor")
+            and type(o).__name__ in ("Merge", "Kept", "Evaluation", "Merging", "Run", "Anchor")
         ]
         digest = hashlib.sha256(latent["samples"].contiguous().numpy().tobytes()).hexdigest()
         finite = bool(torch.isfinite(latent["samples"]).all())

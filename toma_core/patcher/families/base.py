@@ -59,6 +59,10 @@ class Family(ABC):
     def why_not(self, x: Tensor, options: dict, inputs: dict) -> str | None:
         """Why this call (latent x) can't be merged, or None."""
 
+    def grid(self, latent: tuple[int, ...]) -> Grid:
+        """Rows and columns of the tokens, where all blocks have the same."""
+        return 0, 0
+
     def label(self, place: Place, grid: Grid) -> str:
         """The group under which a block's tokens are reported."""
         return place.row
