@@ -286,7 +286,9 @@ What to look at
 PLAIN = {"preset": "custom", "ratio": 0, "tolerance": 0}
 
 
-def comparison(text: str, start: list, links: list, vae: tuple, step: dict, runs: dict[str, tuple]) -> tuple[list, list]:
+def comparison(
+    text: str, start: list, links: list, vae: tuple, step: dict, runs: dict[str, tuple]
+) -> tuple[list, list]:
     """The same seed plain and with ToMA: the plain run below the loaders, the others side by side. `start` has load,
     positive, negative and size; `runs`: title and widgets of ToMA, widgets of the preview."""
     rows = {"plain": ("ToMA, ratio 0 and tolerance 0: only measures", PLAIN, None), **runs}

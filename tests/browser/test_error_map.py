@@ -45,8 +45,10 @@ def shown(canvas, record: dict, images: int) -> int:
     node = canvas.build([{"id": "look", "type": "ToMAPreview", "pos": [0, 0], "size": [400, 0]}], [])["look"]
     canvas.frame(node)
     page.evaluate(
-        """([id, count]) => app.graph.getNodeById(id).onExecuted({toma: [
-          {images: Array.from({length: count}, () => ({filename: "record.png"})), picks: {filename: "record.json"}}]})""",
+        """([id, count]) => {
+          const images = Array.from({length: count}, () => ({filename: "record.png"}));
+          app.graph.getNodeById(id).onExecuted({toma: [{images, picks: {filename: "record.json"}}]});
+        }""",
         [node, images],
     )
     drawn = "(id) => app.graph.getNodeById(id).widgets.find((w) => w.name === 'picks').element.dataset.map"
@@ -85,8 +87,9 @@ REDS = """(root) => {
   const canvas = root.querySelector(".toma-stage canvas"), context = canvas.getContext("2d");
   const at = (x, y) => context.getImageData(canvas.width * x, canvas.height * y, 1, 1).data[0];
   const places = Array.from({length: 16}, (_, i) => (i + 0.5) / 16);
-  const of = (inside) => places.flatMap((x) => places.flatMap((y) => ((x < 0.25 && y < 0.25) === inside ? [at(x, y)] : [])));
-  return {corner: of(true), rest: of(false)};
+  const all = places.flatMap((x) => places.map((y) => ({corner: x < 0.25 && y < 0.25, red: at(x, y)})));
+  const reds = (corner) => all.filter((one) => one.corner === corner).map((one) => one.red);
+  return {corner: reds(true), rest: reds(false)};
 }"""
 
 

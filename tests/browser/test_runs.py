@@ -176,7 +176,8 @@ def test_a_merged_step_under_way_is_as_tall_as_it_was_planned(canvas, small_grap
     page.evaluate(
         """(id) => {
           const widgets = app.graph.getNodeById(id).widgets;
-          const rows = [[0, "full", "first", null, 1], [1, "merged", "window", null, 0.5], [2, "merged", "window", null, 1]];
+          const merged = (step, work) => [step, "merged", "inside the merge window", null, work];
+          const rows = [[0, "full", "first", null, 1], merged(1, 0.5), merged(2, 1)];
           const detail = {node: String(id), run: "under way", over: false, steps: 12, evaluations: rows,
                           settings: Object.fromEntries(widgets.map((w) => [w.name, w.value]))};
           app.api.dispatchEvent(new CustomEvent("toma.run", {detail}));

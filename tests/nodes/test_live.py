@@ -140,7 +140,8 @@ def test_a_page_that_hangs_costs_the_sampler_nothing(watched, tmp_path):
 
     hangs, tell = Event(), watched.server.send_sync
     watched.server.send_sync = lambda *message: (hangs.wait(60), tell(*message))
-    model = patch(builders.tiny_flux(tmp_path / "tiny.safetensors"), Settings(ratio=0.5, tile_size=4), False, watched.it)
+    model = builders.tiny_flux(tmp_path / "tiny.safetensors")
+    model = patch(model, Settings(ratio=0.5, tile_size=4), False, watched.it)
     started = time.perf_counter()
     builders.sample(model, 64, 64, steps=4, cfg=1.0)
     assert time.perf_counter() - started < 30, "the sampler waited for the page"
