@@ -38,6 +38,7 @@ HIDE_PANELS = """async () => {
   for (const [id, value] of [["Comfy.Minimap.Visible", false], ["Comfy.RightSidePanel.IsOpen", false]])
     await app.extensionManager.setting.set(id, value);
 }"""
+UPPER_LEFT = "() => app.graph.nodes.reduce((a, b) => (a.pos[0] + a.pos[1] <= b.pos[0] + b.pos[1] ? a : b)).id"
 BY_TITLE = "() => app.graph.nodes.map((n) => [n.id, n.type, n.title, n.pos[0]])"
 
 
@@ -93,8 +94,7 @@ def whole_graph(canvas: Canvas) -> Image.Image:
     page.evaluate(HIDE_PANELS)
     page.set_viewport_size({"width": 2300, "height": 1500})
     numbers = page.evaluate("() => app.graph.nodes.map((n) => n.id)")
-    first = page.evaluate("() => app.graph.nodes.find((n) => n.type === 'MarkdownNote').id")
-    canvas.frame(first, 0.62)
+    canvas.frame(page.evaluate(UPPER_LEFT), 0.62)
     boxes = [canvas.box(number) for number in numbers]
     path = canvas.screenshot("picture")
     page.set_viewport_size({"width": 1600, "height": 1000})
