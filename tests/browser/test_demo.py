@@ -59,7 +59,7 @@ def test_picks_change_with_the_step_and_the_style(canvas, renderer, ran):
     to_step(canvas, node, 1)
     assert "step 1 of 16 · full" in caption(canvas, node) and "not merged yet" in caption(canvas, node)
     drawn[1] = pixels(canvas, node)
-    # What was left out at one step is kept at the next, so that every other pick may be the same: 7 is not one of those.
+    # What was left out at one step is kept at the next, so every other pick may be the same: 7 is not one of those.
     to_step(canvas, node, 7)
     assert "step 7 of 16 · merged: inside the merge window · chosen at step 7" in caption(canvas, node)
     assert pixels(canvas, node) not in drawn.values()
