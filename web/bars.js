@@ -81,8 +81,8 @@ function columnOf(column, step, entries) {
   return make("div", { className: "toma-column" }, ...elements);
 }
 
-/** 0..1 of a grade: the tolerance lies in the middle, what is far beyond it at the top. */
-const height = (off) => (off <= 1 ? off / 2 : 1 - 1 / (2 * off));
+/** 0..1 of a grade, logarithmic: a hundredth of the tolerance at the bottom, the tolerance in the middle. */
+const height = (off) => Math.min(Math.max(0.5 + Math.log10(off) / 4, 0), 1);
 
 function drawGrades(lane, columns) {
   const points = columns.flatMap((column, step) =>
@@ -154,7 +154,9 @@ export function happened(run, plan) {
     const now = !run.over && i === run.evaluations.length - 1;
     const grade = off === null || kind === FORECAST ? "" : ` · ${say("wasOff", { x: Number(off.toPrecision(2)) })}`;
     const label = say("step", { s: step + 1, n: run.steps, what: `${say(kind)}: ${reason(why)}${grade}` });
-    columns[step].push({ kind, share: kind === FULL ? 1 : work, off: kind === FORECAST ? null : off, label, now });
+    // What a step costs that is under way is not known yet: drawn as it was planned.
+    const share = kind === FULL ? 1 : now ? 1 - run.settings.ratio : work;
+    columns[step].push({ kind, share, off: kind === FORECAST ? null : off, label, now });
   });
   const come = columns.findLastIndex((column) => column.length);
   columns.forEach((column, step) => {

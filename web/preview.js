@@ -1,16 +1,17 @@
 // On the ToMAPreview node: look through all that was recorded, without running again.
-import { addElement, chain, fitCanvas, make, onOutput, widgetOf } from "./dom.js";
+import { addSnug, chain, fitCanvas, make, onOutput, widgetOf } from "./dom.js";
 import { fetchImage, fetchRecord } from "./files.js";
 import { drawDark, drawDensity, drawError, drawKept, drawRegions, drawScale, frameOf } from "./picks.js";
 import { readRun } from "./runs.js";
 import { reason, say } from "./text.js";
 
 const DRAW = { "kept tokens": drawKept, regions: drawRegions, density: drawDensity };
-const ERROR = "forecast error", MOST_BUTTONS = 6;
+const ERROR = "forecast error", MOST_BUTTONS = 6, EMPTY_HEIGHT = 84;
 
 export function addPreview(node) {
   const view = buildView(node);
-  addElement(node, "picks", view.root, () => 280);
+  const fit = addSnug(node, "picks", view.root, view.inner, EMPTY_HEIGHT);
+  chain(node, "onResize", () => requestAnimationFrame(fit));
   for (const name of ["step", "blocks", "style", "frame"]) {
     const widget = widgetOf(node, name);
     if (widget) chain(widget, "callback", view.draw);
@@ -36,7 +37,8 @@ function buildView(node) {
   const remark = make("div", { className: "toma-caption toma-remark" });
   caption.setAttribute("aria-live", "polite");
   const controls = make("div", { className: "toma-controls" }, slider, groups, buttons, film);
-  const root = make("div", { className: "toma toma-preview" }, stage, controls, legend, caption, remark);
+  const inner = make("div", { className: "toma-inner" }, stage, controls, legend, caption, remark);
+  const root = make("div", { className: "toma toma-preview" }, inner);
   let data = null, run = null, images = [], loads = 0, looked = 0;
   drawScale(scale);
 
@@ -62,6 +64,8 @@ function buildView(node) {
     groups.setAttribute("aria-label", say("blocksLabel"));
     buttons.setAttribute("aria-label", say("imageLabel"));
     frames.setAttribute("aria-label", say("imageLabel"));
+    const shape = images[0];
+    stage.style.aspectRatio = shape ? `${shape.width} / ${shape.height}` : "";
     if (recorded) drawRecord();
     else drawDark(canvas, images[0]);
   };
@@ -126,6 +130,7 @@ function buildView(node) {
 
   return {
     root,
+    inner,
     draw,
     async load(output) {
       if (!output) return;

@@ -30,7 +30,8 @@ export function readRun(told) {
 function readRow(row, steps) {
   if (!Array.isArray(row) || !KINDS.includes(row[1])) return null;
   const [step, kind, why, off, work] = row;
-  return { step: Math.trunc(within(step, 0, steps - 1)), kind, why: text(why), off: number(off), work: within(work, 0, 1) };
+  const graded = number(off) === null ? null : within(off, 0, 1e6);
+  return { step: Math.trunc(within(step, 0, steps - 1)), kind, why: text(why), off: graded, work: within(work, 0, 1) };
 }
 
 function readSettings(settings) {

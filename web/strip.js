@@ -1,4 +1,5 @@
 // On the ToMA node: the values of the preset, and a strip of its steps: planned, under way, done.
+import { app } from "../../scripts/app.js";
 import { api } from "../../scripts/api.js";
 import { buildBars, happened, planned } from "./bars.js";
 import { addSnug, chain, hideWidget, make, widgetOf } from "./dom.js";
@@ -42,6 +43,7 @@ export function watchRuns() {
       state.onEnd?.();
     }
     update(state);
+    if (run.over) keepState();
   });
   // The prompt is over, and no sampler has used the model of this node: what an earlier run did is not what happened.
   api.addEventListener("toma.unsampled", ({ detail }) => {
@@ -55,6 +57,12 @@ export function watchRuns() {
   api.addEventListener("execution_start", () => nodes.forEach((state) => (state.unsampled = false)));
   // A server that was away does not know of its runs any more.
   api.addEventListener("reconnected", () => nodes.forEach(({ current }) => current.run?.over || (current.run = null)));
+}
+
+/** A page that reloads restores what its change tracker saw last, and that does not watch runs. */
+function keepState() {
+  const tracker = app.extensionManager.workflow?.activeWorkflow?.changeTracker;
+  (tracker?.captureCanvasState ?? tracker?.checkState)?.call(tracker); // the latter in older front ends
 }
 
 // Steps and loaders may change in other nodes, in ways that no event tells of: look at them now and then.

@@ -22,12 +22,12 @@ from playwright.sync_api import sync_playwright
 
 DOCS, WORKFLOWS = ROOT / "web" / "docs", ROOT / "workflows"
 DEMO = DEMO_PACK / "workflows" / "toma-demo.json"
-# Thumbnail of which workflow: from which model's run, of which row, in which style, of which caption.
+# Thumbnail of which workflow: from which model's run, of which kind, in which style, of which caption.
 RUNS = {"flux": "burger on teal", "sdxl-like unet": "strawberry on teal"}
 THUMBNAILS = {
     "flux": ("flux", "forecast", "forecast error"),
     "flux-kontext": ("flux", "merged", "regions"),
-    "z-image-turbo": ("flux", "forecast", "forecast error"),
+    "z-image-turbo": ("flux", "merged", "kept tokens"),
     "qwen-image": ("flux", "merged", "density"),
     "sdxl": ("sdxl-like unet", "forecast", "forecast error"),
     "sdxl-hires": ("sdxl-like unet", "merged", "regions"),
@@ -38,15 +38,16 @@ HIDE_PANELS = """async () => {
   for (const [id, value] of [["Comfy.Minimap.Visible", false], ["Comfy.RightSidePanel.IsOpen", false]])
     await app.extensionManager.setting.set(id, value);
 }"""
-BY_TITLE = "() => app.graph.nodes.map((n) => [n.id, n.type, n.title, n.pos[1]])"
+UPPER_LEFT = "() => app.graph.nodes.reduce((a, b) => (a.pos[0] + a.pos[1] <= b.pos[0] + b.pos[1] ? a : b)).id"
+BY_TITLE = "() => app.graph.nodes.map((n) => [n.id, n.type, n.title, n.pos[0]])"
 
 
 def nodes_of(canvas: Canvas) -> dict[tuple[str, str], int]:
-    """The demo's nodes by type and row: plain, forecast, merged."""
+    """The demo's nodes by type and run, from left to right: plain, forecast, merged."""
     found = canvas.page.evaluate(BY_TITLE)
     rows = {}
     for kind in ("ToMA", "ToMAPreview", "ToMACompare", "KSampler"):
-        ids = [number for number, type_, _, y in sorted(found, key=lambda one: one[3]) if type_ == kind]
+        ids = [number for number, type_, _, x in sorted(found, key=lambda one: one[3]) if type_ == kind]
         names = ("plain", "forecast", "merged")[-len(ids) :]
         rows.update({(kind, name): number for name, number in zip(names, ids)})
     return rows
@@ -93,8 +94,7 @@ def whole_graph(canvas: Canvas) -> Image.Image:
     page.evaluate(HIDE_PANELS)
     page.set_viewport_size({"width": 2300, "height": 1500})
     numbers = page.evaluate("() => app.graph.nodes.map((n) => n.id)")
-    first = page.evaluate("() => app.graph.nodes.find((n) => n.type === 'MarkdownNote').id")
-    canvas.frame(first, 0.62)
+    canvas.frame(page.evaluate(UPPER_LEFT), 0.62)
     boxes = [canvas.box(number) for number in numbers]
     path = canvas.screenshot("picture")
     page.set_viewport_size({"width": 1600, "height": 1000})

@@ -60,7 +60,7 @@ QUEUE = """(press) => new Promise((resolve, reject) => {
   on("execution_success", () => resolve(null));
   on("execution_error", (e) => resolve(`${e.node_type}: ${e.exception_message}`));
   on("execution_interrupted", () => reject(new Error("interrupted")));
-  setTimeout(() => reject(new Error("no end of the run in three minutes")), 180_000);
+  setTimeout(() => reject(new Error("no end of the run in ten minutes")), 600_000); // a busy machine
   const button = document.querySelector('button[data-testid="queue-button"], [data-testid="queue-button"] button');
   if (press) button.click();
   else app.queuePrompt(0, 1).then((queued) => {

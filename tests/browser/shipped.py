@@ -8,7 +8,7 @@ from shipped_models import HOST, MODELS
 GREEN, RED = ("#232", "#353"), ("#322", "#533")
 # Columns. Below the ToMA node nothing stands: it shows the kept tokens there while it runs.
 LOAD, TEXT, TOMA, SAMPLE, RESULT = 0, 360, 740, 1120, 1480
-ROW = 640  # from one ToMA node to the next below
+BELOW, BESIDE = 720, 1000  # from a ToMA node to what stands below it, and to that of the next run beside it
 
 
 def node(id: str, type: str, x: float, y: float, width: int = 320, height: int = 0, **more) -> dict:
@@ -25,20 +25,20 @@ def loader(id: str, type: str, x: float, y: float, /, **widgets) -> dict:
     return node(id, type, x, y, widgets=widgets, properties={"models": files})
 
 
-def note(text: str, x: float = -400, y: float = 0, height: int = 380) -> dict:
-    return node("note", "MarkdownNote", x, y, 360, height, widgets={"": text}, title="What to look at")
+def note(text: str, x: float = -400, y: float = 0, width: int = 360, height: int = 380) -> dict:
+    return node("note", "MarkdownNote", x, y, width, height, widgets={"": text}, title="What to look at")
 
 
 def prompt(id: str, text: str, y: float, colour=GREEN, title: str = "Prompt") -> dict:
     return node(id, "CLIPTextEncode", TEXT, y, 340, 160, widgets={"text": text}, colour=colour, title=title)
 
 
-def toma(id: str = "toma", y: float = 0, title: str | None = None, **widgets) -> dict:
-    return node(id, "ToMA", TOMA, y, 340, widgets=widgets, **({"title": title} if title else {}))
+def toma(id: str = "toma", x: float = TOMA, y: float = 0, title: str | None = None, **widgets) -> dict:
+    return node(id, "ToMA", x, y, 340, widgets=widgets, **({"title": title} if title else {}))
 
 
-def preview(x: float, y: float = 0, id: str = "preview", height: int = 640, **widgets) -> dict:
-    return node(id, "ToMAPreview", x, y, 420, height, widgets=widgets)
+def preview(x: float, y: float = 0, id: str = "preview", **widgets) -> dict:
+    return node(id, "ToMAPreview", x, y, 420, widgets=widgets)
 
 
 LANDSCAPE = "evening sunset scenery blue sky nature, glass bottle with a galaxy in it"
@@ -97,7 +97,7 @@ def flux_like(text: str, loaders: list, size: dict, step: dict, between: list = 
     """A diffusion transformer with its loaders `load`, `clip` and `vae`, without a negative prompt. `between`: nodes from
     the loader to ToMA, (type, widgets)."""
     end = ending(vae=("vae", 0), **looks)
-    chain = [node(f"model{i}", kind, LOAD, 560 + 110 * i, widgets=widgets) for i, (kind, widgets) in enumerate(between)]
+    chain = [node(f"model{i}", kind, LOAD, 600 + 110 * i, widgets=widgets) for i, (kind, widgets) in enumerate(between)]
     names = ["load", *(made["id"] for made in chain), "toma"]
     nodes = [note(text), *loaders, *chain, size, prompt("positive", LANDSCAPE, 0), toma(**step.pop("toma", {})),
              node("zero", "ConditioningZeroOut", TEXT, 330, 340), sampler(**step), *end[0]]  # fmt: skip
@@ -125,7 +125,7 @@ More **tolerance** is faster; 0 forecasts nothing."""
                clip_name2="t5xxl_fp16.safetensors", type="flux"),
         loader("vae", "VAELoader", LOAD, 310, vae_name="ae.safetensors"),
     ]  # fmt: skip
-    size = node("size", "EmptySD3LatentImage", LOAD, 420, widgets={"width": 1024, "height": 1024})
+    size = node("size", "EmptySD3LatentImage", LOAD, 450, widgets={"width": 1024, "height": 1024})
     nodes, links = flux_like(text, loaders, size, dict(scheduler="simple"), style="forecast error")
     nodes.append(node("guidance", "FluxGuidance", TEXT, 220, 340, widgets={"guidance": 3.5}))
     return nodes, [
@@ -134,30 +134,31 @@ More **tolerance** is faster; 0 forecasts nothing."""
 
 
 def z_image_turbo() -> tuple[list, list]:
-    text = """## Z-Image-Turbo with ToMA: eight steps
+    text = """## Z-Image-Turbo with ToMA: eight steps, merged
 
-The preset **turbo** is for runs of up to 8 steps. Two steps run first, then the steps whose answer can be forecast are left out.
+Few steps leave little to forecast from. This workflow merges instead (preset **custom**, **ratio** 0.35, **tolerance** 0): after the first step each one runs on two thirds of the image tokens, and the last in full.
 
 What to look at
-- the strip on **ToMA**: full and forecast steps; move over a bar to read why
-- **ToMA Preview**: where the forecast was wrong
+- the strip on **ToMA**: merged steps are as tall as what they compute; while they run, the kept tokens are shown below it
+- **ToMA Preview**: move the step slider to see which tokens were kept, and try the styles **regions** and **density**
 
-To have tokens merged as well, set **ratio** to 0.35: faster still, and further from the plain image."""
+Then set the preset **turbo**, which forecasts instead, and compare on the same seed: speed in the last line of the strip, closeness by eye."""
     loaders = [
         loader("load", "UNETLoader", LOAD, 0, unet_name="z_image_turbo_bf16.safetensors"),
         loader("clip", "CLIPLoader", LOAD, 130, clip_name="qwen_3_4b.safetensors", type="lumina2"),
         loader("vae", "VAELoader", LOAD, 290, vae_name="ae.safetensors"),
     ]
-    size = node("size", "EmptySD3LatentImage", LOAD, 400, widgets={"width": 1024, "height": 1024})
-    step = dict(steps=8, sampler_name="res_multistep", scheduler="simple", toma={"preset": "turbo"})
+    size = node("size", "EmptySD3LatentImage", LOAD, 430, widgets={"width": 1024, "height": 1024})
+    merging = {"preset": "custom", "ratio": 0.35, "tolerance": 0, "tile_size": "8"}
+    step = dict(steps=8, sampler_name="res_multistep", scheduler="simple", toma=merging)
     between = [("ModelSamplingAuraFlow", {"shift": 3.0})]
-    nodes, links = flux_like(text, loaders, size, step, between, style="forecast error")
+    nodes, links = flux_like(text, loaders, size, step, between)
     return nodes, [*links, *sampling("toma", "positive", "zero", "size")]
 
 
 def with_negative(text: str, loaders: list, size: dict, words: tuple, step: dict, between: list) -> tuple[list, list]:
     """A diffusion transformer with both prompts: nodes and links up to the sampler."""
-    chain = [node(f"model{i}", kind, LOAD, 600 + 110 * i, widgets=widgets) for i, (kind, widgets) in enumerate(between)]
+    chain = [node(f"model{i}", kind, LOAD, 610 + 110 * i, widgets=widgets) for i, (kind, widgets) in enumerate(between)]
     names = ["load", *(made["id"] for made in chain), "toma"]
     nodes = [note(text), *loaders, *chain, size, prompt("positive", words[0], 0),
              prompt("negative", words[1], 220, RED, "Negative prompt"), toma(), sampler(**step)]  # fmt: skip
@@ -181,7 +182,7 @@ What to look at
         loader("clip", "CLIPLoader", LOAD, 130, clip_name="qwen_2.5_vl_7b_fp8_scaled.safetensors", type="qwen_image"),
         loader("vae", "VAELoader", LOAD, 290, vae_name="qwen_image_vae.safetensors"),
     ]
-    size = node("size", "EmptySD3LatentImage", LOAD, 400, widgets={"width": 1328, "height": 1328})
+    size = node("size", "EmptySD3LatentImage", LOAD, 430, widgets={"width": 1328, "height": 1328})
     step = dict(steps=20, cfg=2.5, scheduler="simple")
     between = [("ModelSamplingAuraFlow", {"shift": 3.1})]
     words = ('a bookshop window at night, a hand-painted sign says "ToMA"', "")
@@ -204,7 +205,7 @@ What to look at
         loader("clip", "CLIPLoader", LOAD, 130, clip_name="umt5_xxl_fp8_e4m3fn_scaled.safetensors", type="wan"),
         loader("vae", "VAELoader", LOAD, 290, vae_name="wan_2.1_vae.safetensors"),
     ]
-    size = node("size", "EmptyHunyuanLatentVideo", LOAD, 400, widgets={"width": 832, "height": 480, "length": 33})
+    size = node("size", "EmptyHunyuanLatentVideo", LOAD, 430, widgets={"width": 832, "height": 480, "length": 33})
     step = dict(steps=30, cfg=6, sampler_name="uni_pc", scheduler="simple")
     words = (
         "a fox running through a snowy forest, tracking camera, daylight",
@@ -225,13 +226,14 @@ What to look at
 
 
 def flux_kontext() -> tuple[list, list]:
-    end = ending(vae=("vae", 0))
+    end = ending(vae=("vae", 0), style="forecast error")
     text = """## Flux.1 Kontext with ToMA
 
 Kontext reads the image to be edited as further tokens, so every step costs twice as much as one of plain Flux: a forecast saves twice as much. Where steps are merged, only tokens of the new image are: the reference stays as it is.
 
 What to look at
 - the strip on **ToMA** and its last line
+- **ToMA Preview**: where forecasts were wrong; in an edit mostly what is changed
 - edits that must keep fine print or faces: use the preset **quality**"""
     nodes = [
         note(text),
@@ -239,7 +241,7 @@ What to look at
         loader("clip", "DualCLIPLoader", LOAD, 130, clip_name1="clip_l.safetensors",
                clip_name2="t5xxl_fp8_e4m3fn_scaled.safetensors", type="flux"),
         loader("vae", "VAELoader", LOAD, 310, vae_name="ae.safetensors"),
-        node("image", "LoadImage", LOAD, 420, 320, 330, title="Image to edit"),
+        node("image", "LoadImage", LOAD, 450, 320, 330, title="Image to edit"),
         node("scale", "FluxKontextImageScale", TEXT, 560, 340),
         node("encode", "VAEEncode", TEXT, 650, 340),
         toma(),
@@ -284,22 +286,24 @@ What to look at
 PLAIN = {"preset": "custom", "ratio": 0, "tolerance": 0}
 
 
-def comparison(start: list, links: list, vae: tuple, step: dict, runs: dict[str, tuple]) -> tuple[list, list]:
-    """The same seed plain and with ToMA, one row a run. `start` has load, positive, negative and size; `runs`: title and
-    widgets of ToMA, widgets of the preview."""
+def comparison(
+    text: str, start: list, links: list, vae: tuple, step: dict, runs: dict[str, tuple]
+) -> tuple[list, list]:
+    """The same seed plain and with ToMA: the plain run below the loaders, the others side by side. `start` has load,
+    positive, negative and size; `runs`: title and widgets of ToMA, widgets of the preview."""
     rows = {"plain": ("ToMA, ratio 0 and tolerance 0: only measures", PLAIN, None), **runs}
-    nodes, links = list(start), list(links)
+    nodes, links = [*start, note(text, LOAD, 430, 700, 230)], list(links)
     for i, (name, (title, widgets, looks)) in enumerate(rows.items()):
-        y = i * ROW
-        nodes += [toma(name, y, title, **widgets), sampler(f"sample {name}", y=y, **step),
-                  node(f"decode {name}", "VAEDecode", SAMPLE, y + 320)]  # fmt: skip
+        x, y = (TOMA + (i - 1) * BESIDE, 0) if i else (LOAD, BELOW)
+        nodes += [toma(name, x, y, title, **widgets), sampler(f"sample {name}", x + 360, y, **step),
+                  node(f"decode {name}", "VAEDecode", x + 360, y + 320)]  # fmt: skip
         links += [("load", 0, name, "model"), *sampling(name, "positive", "negative", "size", f"sample {name}"),
                   (f"sample {name}", 0, f"decode {name}", "samples"), (*vae, f"decode {name}", "vae")]  # fmt: skip
         if looks is None:
             continue
         compare, look = f"compare {name}", f"look {name}"
-        nodes += [node(compare, "ToMACompare", RESULT, y, 520, title=f"{title}, compared" if title else None),
-                  preview(RESULT + 560, y, look, 580, **looks)]  # fmt: skip
+        nodes += [node(compare, "ToMACompare", x, BELOW, 520, title=f"{title}, compared" if title else None),
+                  preview(x + 540, BELOW, look, **looks)]  # fmt: skip
         links += [
             ("decode plain", 0, compare, "reference"), (f"decode {name}", 0, compare, "image"),
             ("plain", 0, compare, "reference_model"), (name, 0, compare, "image_model"),
@@ -311,20 +315,20 @@ def comparison(start: list, links: list, vae: tuple, step: dict, runs: dict[str,
 def compare() -> tuple[list, list]:
     text = """## What does it cost, what does it save?
 
-The same seed twice: above with a **ToMA** whose ratio and tolerance are 0 (it changes nothing and only measures), below with the preset under test.
+The same seed twice: on the left with a **ToMA** whose ratio and tolerance are 0 (it changes nothing and only measures), on the right with the preset under test.
 
 What to look at
 - **ToMA Compare**: drag the bar to wipe between both images, with the difference beside it, and how much faster a step was
 - run twice: the first run also loads the model, so its s/step says little
 - for a distance that sees content and not pixels, connect a **Load CLIP Vision** (DINOv2, DINOv3 or CLIP)"""
-    nodes, links = comparison(SDXL_START, SDXL_LINKS, ("load", 2), SDXL_STEP, {"toma": (None, {}, {})})
-    return [note(text), *nodes], links
+    looks = {"style": "forecast error"}
+    return comparison(text, SDXL_START, SDXL_LINKS, ("load", 2), SDXL_STEP, {"toma": (None, {}, looks)})
 
 
 def demo() -> tuple[list, list]:
     text = """## ToMA in a minute, on a CPU
 
-A small model that was trained for this pack's tests draws emoji: nothing is downloaded. Three runs of one seed: plain, with forecast steps, with merged steps.
+A small model that was trained for this pack's tests draws emoji: nothing is downloaded. Three runs of one seed: plain below, and side by side one with forecast steps and one with merged steps.
 
 What to look at
 - the strips on **ToMA** while they run and after
@@ -340,8 +344,7 @@ Other captions: **frog on yellow**, **robot on teal**, **pizza on black**."""
     ]
     merged = {"preset": "custom", "ratio": 0.5, "tolerance": 0, "end_percent": 0.75, "tile_size": "8"}
     runs = {"forecast": ("ToMA, forecast", {}, {"style": "forecast error"}), "merged": ("ToMA, merged", merged, {})}
-    nodes, links = comparison(start, [], ("load", 1), dict(steps=16, cfg=1, scheduler="simple"), runs)
-    return [note(text), *nodes], links
+    return comparison(text, start, [], ("load", 1), dict(steps=16, cfg=1, scheduler="simple"), runs)
 
 
 WORKFLOWS = {

@@ -54,14 +54,15 @@ def to_step(canvas, node, step: int) -> None:
 def test_picks_change_with_the_step_and_the_style(canvas, renderer, ran):
     node, page = ran["ToMAPreview", "merged"], canvas.page
     canvas.frame(node, 1.2)
-    last = pixels(canvas, node)
+    drawn = {16: pixels(canvas, node)}
     assert "step 16 of 16 · full: outside the merge window · chosen at step 12" in caption(canvas, node)
     to_step(canvas, node, 1)
     assert "step 1 of 16 · full" in caption(canvas, node) and "not merged yet" in caption(canvas, node)
-    first = pixels(canvas, node)
-    to_step(canvas, node, 6)
-    assert "step 6 of 16 · merged: inside the merge window · chosen at step 6" in caption(canvas, node)
-    assert len({last, first, pixels(canvas, node)}) == 3
+    drawn[1] = pixels(canvas, node)
+    # What was left out at one step is kept at the next, so every other pick may be the same: 7 is not one of those.
+    to_step(canvas, node, 7)
+    assert "step 7 of 16 · merged: inside the merge window · chosen at step 7" in caption(canvas, node)
+    assert pixels(canvas, node) not in drawn.values()
     for style in ("regions", "density", "kept tokens"):
         before = pixels(canvas, node)
         canvas.set_widget(node, "style", style)
@@ -82,24 +83,6 @@ def test_the_map_goes_with_the_step(canvas, renderer, ran):
     assert len(shown) == len(set(shown.values())) > 1
     assert "No tokens were merged: " in root.inner_text()
     canvas.screenshot(f"preview-forecast-error-{renderer}", node)
-
-
-CORNER = """async () => {
-  const {drawError} = await import("/extensions/ComfyUI-ToMA/picks.js");
-  const canvas = document.createElement("canvas"), grey = new OffscreenCanvas(8, 8), bytes = new Uint8Array(64);
-  canvas.width = canvas.height = 80;
-  grey.getContext("2d").fillRect(0, 0, 8, 8);
-  for (const i of [0, 1, 8, 9]) bytes[i] = 255;
-  drawError(canvas, grey, {size: [8, 8], bytes}, 1);
-  const context = canvas.getContext("2d");
-  return [[10, 10], [10, 70], [70, 10], [70, 70]].map(([x, y]) => [...context.getImageData(x, y, 1, 1).data]);
-}"""
-
-
-def test_the_map_is_bright_in_the_corner_that_was_wrong(page):
-    """A run whose forecasts were broken there on purpose: tests/nodes/test_forecast_map.py."""
-    wrong, *right = page.evaluate(CORNER)
-    assert wrong[:3] == [240, 249, 33] and all(max(colour[:3]) < 40 for colour in right)
 
 
 def test_dots_on_the_page_are_the_tokens_it_counts(canvas, renderer, ran):

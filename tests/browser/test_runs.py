@@ -116,6 +116,23 @@ def test_run_is_saved_with_the_workflow_and_hidden_by_other_settings(canvas, ren
     assert state(canvas, again) == "done"
 
 
+def test_a_page_that_reloads_after_a_run_shows_it_again(canvas, graph):
+    """Without a click or a save in between: what the front end restores by itself."""
+    page, persist = canvas.page, "(on) => app.extensionManager.setting.set('Comfy.Workflow.Persist', on)"
+    page.evaluate(persist, True)
+    try:
+        told = run(canvas, graph, **RUNS["forecast"])
+        page.wait_for_timeout(1000)
+        page.reload()
+        page.wait_for_function(READY, timeout=60_000)
+        page.wait_for_function("() => app.graph.nodes.some((n) => n.type === 'ToMA')", timeout=20_000)
+        page.wait_for_timeout(1000)
+        node = page.evaluate("() => app.graph.nodes.find((n) => n.type === 'ToMA').id")
+        assert state(canvas, node) == "done" and told["summary"] in text(canvas, node)
+    finally:
+        page.evaluate(persist, False)
+
+
 SEND = """([node, run, count, over, settings]) => {
   const evaluations = Array.from({length: count}, (_, i) => [i, i ? "forecast" : "full", "because", null, i ? 0 : 1]);
   const detail = {node: String(node), run, over, finished: over, steps: 12, tolerance: 0.03, evaluations, settings,
@@ -150,6 +167,56 @@ def test_a_second_run_does_not_smear_into_the_first(canvas, small_graph):
     assert send("c", 1) == ["running", 3], "the first two and the last are certain"
 
 
+def test_a_merged_step_under_way_is_as_tall_as_it_was_planned(canvas, small_graph):
+    """What it costs is counted when it is over: until then its work is told as 1."""
+    node, page = small_graph["toma"], canvas.page
+    for name, value in {"tolerance": 0.0, "ratio": 0.75}.items():
+        canvas.set_widget(node, name, value)
+    canvas.frame(node)
+    page.evaluate(
+        """(id) => {
+          const widgets = app.graph.getNodeById(id).widgets;
+          const merged = (step, work) => [step, "merged", "inside the merge window", null, work];
+          const rows = [[0, "full", "first", null, 1], merged(1, 0.5), merged(2, 1)];
+          const detail = {node: String(id), run: "under way", over: false, steps: 12, evaluations: rows,
+                          settings: Object.fromEntries(widgets.map((w) => [w.name, w.value]))};
+          app.api.dispatchEvent(new CustomEvent("toma.run", {detail}));
+        }""",
+        node,
+    )
+    heights = canvas.element(node, "schedule").evaluate(
+        "(root) => [...root.querySelectorAll('.toma-bar')].slice(0, 3).map((bar) => bar.style.height)"
+    )
+    assert heights == ["100%", "50%", "25%"] and state(canvas, node) == "running"
+
+
+def test_numbers_on_the_page_are_those_of_the_statistics(canvas, renderer, graph):
+    """The JSON that ToMA Preview gives to other nodes, shown by a core node, against the strip."""
+    node, page = graph["toma"], canvas.page
+    show = page.evaluate(
+        """([toma]) => {
+          const make = (type) => { const node = LiteGraph.createNode(type); app.graph.add(node); return node; };
+          const look = make("ToMAPreview"), text = make("PreviewAny");
+          app.graph.getNodeById(toma).connect(0, look, 0);
+          app.graph.nodes.find((n) => n.type === "VAEDecode").connect(0, look, 1);
+          look.connect(2, text, 0);
+          return text.id;
+        }""",
+        [node],
+    )
+    canvas.frame(node)
+    run(canvas, graph, **RUNS["forecast"])
+    data = json.loads(page.evaluate("(id) => app.nodeOutputs[id].text[0]", show))
+    assert inner(canvas, node).get_attribute("data-kinds").split() == [e["kind"] for e in data["evaluations"]]
+    assert data["summary"] in text(canvas, node)
+    for kind, count in data["counts"].items():
+        assert f"{kind} {count}" in text(canvas, node)
+    dots = canvas.element(node, "schedule").evaluate(
+        "(root) => [...root.querySelectorAll('.toma-dot')].map((dot) => Number(dot.dataset.off))"
+    )
+    assert dots == [e["off"] for e in data["evaluations"] if e["off"] is not None] and dots
+
+
 def test_a_page_that_reloads_in_mid_run_sees_the_rest(canvas, graph):
     """And the run goes on as if nothing were: it ends, and its last message holds all of it."""
     page = canvas.page
@@ -167,7 +234,7 @@ def test_a_page_that_reloads_in_mid_run_sees_the_rest(canvas, graph):
     page.wait_for_function(READY, timeout=60_000)
     page.evaluate("(graph) => app.loadGraphData(graph)", saved)
     page.evaluate(LISTEN)
-    page.wait_for_function("() => window.tomaRuns.at(-1)?.over", timeout=120_000)
+    page.wait_for_function("() => window.tomaRuns.at(-1)?.over", timeout=300_000)  # on a busy machine
     last = page.evaluate(TOLD)[-1]
     assert last["run"] == name and last["finished"] and len(last["evaluations"]) == 40
     page.wait_for_timeout(500)

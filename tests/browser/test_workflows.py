@@ -40,6 +40,27 @@ def test_what_is_shipped():
             assert "Demo" not in text
 
 
+def values_of(name: str, kind: str) -> list:
+    nodes = json.loads((ROOT / "workflows" / f"{name}.json").read_text(encoding="utf-8"))["nodes"]
+    return next(node["widgets_values"] for node in nodes if node["type"] == kind)
+
+
+def test_what_the_samplers_are_set_to():
+    assert values_of("sdxl", "KSampler")[3:5] == [6, "dpmpp_2m_sde"]
+    assert values_of("z-image-turbo", "KSampler")[2] <= 8
+
+
+def test_the_turbo_workflow_merges(canvas):
+    saved = json.loads((ROOT / "workflows" / "z-image-turbo.json").read_text(encoding="utf-8"))
+    canvas.page.evaluate("(saved) => app.loadGraphData(saved)", saved)
+    canvas.page.wait_for_timeout(800)
+    canvas.close_dialogs()
+    node = canvas.page.evaluate("() => app.graph.nodes.find((n) => n.type === 'ToMA').id")
+    inner = canvas.element(node, "schedule").query_selector(".toma-inner")
+    assert canvas.widget(node, "tolerance") == 0, "with a tolerance the run decides whether it merges"
+    assert inner.get_attribute("data-kinds").split().count("merged") >= 4
+
+
 @pytest.mark.parametrize("path", [path for _, path in SHIPPED], ids=NAMES)
 def test_loads_by_drop(canvas, renderer, path):
     canvas.drop(path)
@@ -52,9 +73,8 @@ def test_nodes_are_saved_as_tall_as_what_they_show(canvas, path):
     canvas.page.evaluate("(saved) => app.loadGraphData(saved)", json.loads(path.read_text(encoding="utf-8")))
     canvas.page.wait_for_timeout(800)
     canvas.close_dialogs()
-    saved = {
-        n["id"]: n["size"][1] for n in json.loads(path.read_text(encoding="utf-8"))["nodes"] if n["type"] == "ToMA"
-    }
+    nodes = json.loads(path.read_text(encoding="utf-8"))["nodes"]
+    saved = {n["id"]: n["size"][1] for n in nodes if n["type"] in ("ToMA", "ToMAPreview", "ToMACompare")}
     for number, height in saved.items():
         now = canvas.page.evaluate("(id) => app.graph.getNodeById(id).size[1]", number)
         assert abs(now - height) <= 20, "a line of the caption more or less"

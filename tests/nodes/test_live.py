@@ -130,3 +130,22 @@ def test_picks_only_for_a_page_that_wants_them(watched, monkeypatch):
         "toma.picks",
         {"node": "7", "step": 0, "group": "2x2", "grid": (2, 2), "kept": [0, 3]},
     )
+
+
+def test_a_page_that_hangs_costs_the_sampler_nothing(watched, tmp_path):
+    """A real run of steps that are told and tokens that are picked, while nothing gets through to the page."""
+    import builders
+    from comfyui_toma.toma_core.patcher import patch
+    from comfyui_toma.toma_core.settings import Settings
+
+    hangs, tell = Event(), watched.server.send_sync
+    watched.server.send_sync = lambda *message: (hangs.wait(60), tell(*message))
+    model = builders.tiny_flux(tmp_path / "tiny.safetensors")
+    model = patch(model, Settings(ratio=0.5, tile_size=4), False, watched.it)
+    started = time.perf_counter()
+    builders.sample(model, 64, 64, steps=4, cfg=1.0)
+    assert time.perf_counter() - started < 30, "the sampler waited for the page"
+    assert watched.server.sent == []
+    hangs.set()
+    watched.it.runs.sender.join(10)
+    assert watched.server.sent[-1][1]["over"] and len(watched.server.sent[-1][1]["evaluations"]) == 4
