@@ -144,6 +144,11 @@ def model_config(case: Tiny, dtype: torch.dtype):
     config = getattr(comfy.supported_models, case.kind)(dict(case.config))
     # after the class has had its say: some add options of their own
     config.unet_config.update(case.config)
+    if case.kind == "ChromaRadiance":
+        from comfy.ldm.chroma_radiance.model import ChromaRadianceParams as Known
+
+        if "use_sequential_txt_ids" not in Known.__dataclass_fields__:  # up to 0.20, which takes no field but its own
+            del config.unet_config["use_sequential_txt_ids"]
     config.set_inference_dtype(dtype, None)
     return config
 
