@@ -240,7 +240,8 @@ def prepare(options: argparse.Namespace, with_test_tools: bool = True) -> Enviro
     requirements, pinned = split_requirements(tree)
     requirements += requirement_lines(ROOT / "requirements.txt")
     install_requirements(python, "ComfyUI's requirements", requirements)
-    install_requirements(python, "tools", TOOLS if with_test_tools else SMALL_TOOLS)
+    more = with_test_tools or stamp(python, TOOLS).is_file()
+    install_requirements(python, "tools", TOOLS if more else SMALL_TOOLS)
     return Environment(tree, python, pins_overlay(python, pinned))
 
 
@@ -372,10 +373,14 @@ def split_requirements(tree: Path) -> tuple[list[str], list[str]]:
     return [line for line in lines if line not in own], own
 
 
+def stamp(python: Path, requirements: list[str]) -> Path:
+    """The file that says that these are installed."""
+    return python.parent.parent / f"requirements-{digest(*requirements)}"
+
+
 def install_requirements(python: Path, what: str, requirements: list[str]) -> None:
     """Add packages to the environment, whose torch stays as it is."""
     venv = python.parent.parent
-    stamp = venv / f"requirements-{digest(*requirements)}"
 
     def install() -> None:
         # pip, when killed, may leave half a package behind: then the whole environment is made again.
@@ -387,10 +392,10 @@ def install_requirements(python: Path, what: str, requirements: list[str]) -> No
         except NoRegistry:
             (venv / "unfinished").unlink()
             raise
-        stamp.touch()
+        stamp(python, requirements).touch()
         (venv / "unfinished").unlink()
 
-    once(stamp.is_file, install)
+    once(stamp(python, requirements).is_file, install)
 
 
 def pins_overlay(python: Path, pinned: list[str]) -> Path:

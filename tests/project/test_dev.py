@@ -104,6 +104,24 @@ def test_an_interrupted_install_makes_the_environment_again(dev):
     assert steps.count("Python environment") == 2 and steps.count("things") == 2
 
 
+def test_the_demo_installs_nothing_that_the_tests_have(dev, tmp_path):
+    """Its few tools are among theirs."""
+    tree, installed = tmp_path / "tree", []
+    tree.mkdir()
+    for name, text in {"main.py": "", "requirements.txt": "", "comfyui_version.py": '__version__ = "1"'}.items():
+        (tree / name).write_text(text)
+    python = dev.DEV / "venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    dev.virtual_environment, dev.pins_overlay = lambda: python, lambda *_: None
+    dev.call = lambda what, command, log_name: installed.append(what)
+    for with_test_tools, expected in ((False, 1), (True, 2), (False, 2), (True, 2)):
+        dev.prepare(Namespace(comfyui_path=tree), with_test_tools)
+        assert installed.count("tools") == expected
+    dev.stamp(python, dev.SMALL_TOOLS).unlink()
+    dev.prepare(Namespace(comfyui_path=tree), False)
+    assert installed.count("tools") == 2
+
+
 def test_two_at_once_take_turns(dev, tmp_path):
     script = f"""
         import importlib.util, pathlib, time
