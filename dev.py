@@ -15,6 +15,7 @@ at any time.
 from __future__ import annotations
 
 import argparse
+import collections
 import contextlib
 import hashlib
 import importlib.metadata
@@ -65,6 +66,8 @@ ONE_THREAD = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}
 
 # The folders of tests that can tell one release of ComfyUI from another
 MEETS_COMFYUI = ("comfy", "nodes", "robustness", "browser")
+# In a file that `--write` names, the table of what came of them lies between these.
+RELEASES_TABLE = ("<!-- releases -->", "<!-- /releases -->")
 # All tests: two processes that take one file after the other, in the order that tests/conftest.py gives.
 TWO_AT_ONCE = ["-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"]
 
@@ -237,7 +240,8 @@ def prepare(options: argparse.Namespace, with_test_tools: bool = True) -> Enviro
     requirements, pinned = split_requirements(tree)
     requirements += requirement_lines(ROOT / "requirements.txt")
     install_requirements(python, "ComfyUI's requirements", requirements)
-    install_requirements(python, "tools", TOOLS if with_test_tools else SMALL_TOOLS)
+    more = with_test_tools or stamp(python, TOOLS).is_file()
+    install_requirements(python, "tools", TOOLS if more else SMALL_TOOLS)
     return Environment(tree, python, pins_overlay(python, pinned))
 
 
@@ -369,10 +373,14 @@ def split_requirements(tree: Path) -> tuple[list[str], list[str]]:
     return [line for line in lines if line not in own], own
 
 
+def stamp(python: Path, requirements: list[str]) -> Path:
+    """The file that says that these are installed."""
+    return python.parent.parent / f"requirements-{digest(*requirements)}"
+
+
 def install_requirements(python: Path, what: str, requirements: list[str]) -> None:
     """Add packages to the environment, whose torch stays as it is."""
     venv = python.parent.parent
-    stamp = venv / f"requirements-{digest(*requirements)}"
 
     def install() -> None:
         # pip, when killed, may leave half a package behind: then the whole environment is made again.
@@ -384,10 +392,10 @@ def install_requirements(python: Path, what: str, requirements: list[str]) -> No
         except NoRegistry:
             (venv / "unfinished").unlink()
             raise
-        stamp.touch()
+        stamp(python, requirements).touch()
         (venv / "unfinished").unlink()
 
-    once(stamp.is_file, install)
+    once(stamp(python, requirements).is_file, install)
 
 
 def pins_overlay(python: Path, pinned: list[str]) -> Path:
@@ -468,8 +476,8 @@ def install_chromium() -> None:
 
 
 def test(options: argparse.Namespace, rest: list[str]) -> int:
-    if options.all_comfyui:
-        return test_every_release(options, rest)
+    if options.all_comfyui or options.write:
+        return test_releases(options, list(reversed(RELEASES)) if options.all_comfyui else [options.comfyui], rest)
     return run_pytest(prepare(options), rest)
 
 
@@ -484,11 +492,17 @@ def named_tests(rest: list) -> bool:
     return any(Path(str(part).partition("::")[0]).exists() for part in rest if not str(part).startswith("-"))
 
 
-def test_every_release(options: argparse.Namespace, rest: list[str]) -> int:
-    """The tests that meet ComfyUI, on each release; the newest first, whose failures say most."""
-    rows = []
+def test_releases(options: argparse.Namespace, versions: list[str], rest: list[str]) -> int:
+    """The tests that meet ComfyUI, on each of these releases; the newest first, whose failures say most."""
+    if options.comfyui_path:
+        raise Stop("This is about the releases that are downloaded: leave --comfyui-path out.")
+    if options.write and rest:
+        raise Stop(f"The written table is about all tests that meet ComfyUI: leave {' '.join(rest)} out, or --write.")
+    if options.write and not all(mark in Path(options.write).read_text(encoding="utf-8") for mark in RELEASES_TABLE):
+        raise Stop(f"{options.write} has no place for the table: a line {' and a line '.join(RELEASES_TABLE)}.")
+    outcomes, failed = {}, False
     rest = rest if named_tests(rest) else [*rest, *TWO_AT_ONCE, *(TESTS / name for name in MEETS_COMFYUI)]
-    for version in reversed(RELEASES):
+    for version in versions:
         options.comfyui = version
         report = DEV / f"report-{version}.xml"
         report.unlink(missing_ok=True)
@@ -498,18 +512,49 @@ def test_every_release(options: argparse.Namespace, rest: list[str]) -> int:
         except Stop as stop:
             say(str(stop))
             code = 1
-        rows.append((version, code, report))
-    say(f"\n{'ComfyUI':<10}{'passed':>8}{'failed':>8}{'skipped':>9}{'seconds':>9}")
-    for version, _, report in rows:
-        if not report.is_file():
-            say(f"{version:<10}  did not start")
-            continue
-        suite = next(ElementTree.parse(report).iter("testsuite"))
-        count = {name: int(suite.get(name)) for name in ("tests", "failures", "errors", "skipped")}
-        failed = count["failures"] + count["errors"]
-        passed = count["tests"] - failed - count["skipped"]
-        say(f"{version:<10}{passed:>8}{failed:>8}{count['skipped']:>9}{float(suite.get('time')):>9.0f}")
-    return int(any(code for _, code, _ in rows))
+        failed = failed or code != 0
+        # Any other code of pytest's: it was interrupted, or did not get as far as the tests.
+        outcomes[version] = release_outcome(report) if code in (0, 1) and report.is_file() else None
+    columns = ("passed", "failed", "skipped", "seconds")
+    say(f"\n{'ComfyUI':<10}" + "".join(f"{name:>9}" for name in columns))
+    for version, outcome in outcomes.items():
+        figures = "".join(f"{outcome[name]:>9}" for name in columns) if outcome else "  did not come to its end"
+        say(f"{version:<10}{figures}")
+    if options.write:
+        write_releases(Path(options.write), outcomes)
+    return int(failed)
+
+
+def release_outcome(report: Path) -> dict:
+    """What pytest counted, and each reason for a skip with how often it was given."""
+    suite = next(ElementTree.parse(report).iter("testsuite"))
+    count = {name: int(suite.get(name)) for name in ("tests", "failures", "errors", "skipped")}
+    failed = count["failures"] + count["errors"]
+    reasons = collections.Counter(each.get("message", "").partition("\n")[0] for each in suite.iter("skipped"))
+    return {
+        "passed": count["tests"] - failed - count["skipped"],
+        "failed": failed,
+        "skipped": count["skipped"],
+        "seconds": round(float(suite.get("time"))),
+        "why": "; ".join(f"{times}: {reason}" for reason, times in sorted(reasons.items())),
+    }
+
+
+def write_releases(file: Path, outcomes: dict) -> None:
+    """Between the marks of this file: a row for each release that was run, and the rows of the others as they were."""
+    begin, end = RELEASES_TABLE
+    before, _, after = file.read_text(encoding="utf-8").partition(begin)
+    old, _, after = after.partition(end)
+    rows = {line.split("|")[1].strip(): line for line in old.splitlines() if line.startswith("|")}
+    for version, outcome in outcomes.items():
+        if outcome:
+            why = outcome["why"].replace("|", "\\|")
+            cells = [version, time.strftime("%Y-%m-%d"), outcome["passed"], outcome["failed"], outcome["skipped"], why]
+            rows[version] = f"| {' | '.join(map(str, cells))} |"
+    head = ["| ComfyUI | run on | passed | failed | skipped | how many were skipped, and why |"]
+    head += ["| --- | --- | --: | --: | --: | --- |"]
+    lines = head + [rows[version] for version in reversed(RELEASES) if version in rows]
+    file.write_text("\n".join([before + begin, *lines, end + after]), encoding="utf-8")
 
 
 def demo(options: argparse.Namespace, rest: list[str]) -> int:
@@ -562,6 +607,7 @@ def command_line() -> argparse.ArgumentParser:
         sub.set_defaults(call=command)
         if command is test:
             sub.add_argument("--all-comfyui", action="store_true", help="every release, and a table at the end")
+            sub.add_argument("--write", metavar="FILE", help="put the outcome into the table of releases in FILE")
         if command in (demo, serve):
             sub.add_argument("--port", type=int, default=0)
         if command is bench:

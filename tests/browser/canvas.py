@@ -65,7 +65,7 @@ QUEUE = """(press) => new Promise((resolve, reject) => {
   if (press) button.click();
   else app.queuePrompt(0, 1).then((queued) => {
     // Some front ends say false of a prompt that they have queued: its events come all the same.
-    if (queued === false) setTimeout(() => reject(new Error("not queued")), 20_000);
+    if (queued === false) setTimeout(() => reject(new Error("not queued")), 90_000);
   });
 })"""
 

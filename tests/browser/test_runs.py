@@ -104,9 +104,10 @@ def test_run_is_saved_with_the_workflow_and_hidden_by_other_settings(canvas, ren
     page.wait_for_timeout(1200)
     again = page.evaluate("() => app.graph.nodes.find((n) => n.type === 'ToMA').id")
     canvas.frame(again)
-    page.wait_for_timeout(600)
+    # Vue nodes get their size when they are drawn, on a busy machine after seconds
+    settled = "([id, height]) => Math.abs(app.graph.getNodeById(id).size[1] - height) < 2"
+    page.wait_for_function(settled, arg=[again, height], timeout=20_000)
     assert state(canvas, again) == "done" and told["summary"] in text(canvas, again)
-    assert abs(page.evaluate("(id) => app.graph.getNodeById(id).size[1]", again) - height) < 2
     before = canvas.widget(again, "tolerance")
     canvas.set_widget(again, "tolerance", 0.5)
     page.wait_for_timeout(400)

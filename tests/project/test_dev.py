@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tarfile
 import textwrap
+import time
 from argparse import Namespace
 from pathlib import Path
 
@@ -103,6 +104,24 @@ def test_an_interrupted_install_makes_the_environment_again(dev):
     assert steps.count("Python environment") == 2 and steps.count("things") == 2
 
 
+def test_the_demo_installs_nothing_that_the_tests_have(dev, tmp_path):
+    """Its few tools are among theirs."""
+    tree, installed = tmp_path / "tree", []
+    tree.mkdir()
+    for name, text in {"main.py": "", "requirements.txt": "", "comfyui_version.py": '__version__ = "1"'}.items():
+        (tree / name).write_text(text)
+    python = dev.DEV / "venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    dev.virtual_environment, dev.pins_overlay = lambda: python, lambda *_: None
+    dev.call = lambda what, command, log_name: installed.append(what)
+    for with_test_tools, expected in ((False, 1), (True, 2), (False, 2), (True, 2)):
+        dev.prepare(Namespace(comfyui_path=tree), with_test_tools)
+        assert installed.count("tools") == expected
+    dev.stamp(python, dev.SMALL_TOOLS).unlink()
+    dev.prepare(Namespace(comfyui_path=tree), False)
+    assert installed.count("tools") == 2
+
+
 def test_two_at_once_take_turns(dev, tmp_path):
     script = f"""
         import importlib.util, pathlib, time
@@ -193,23 +212,60 @@ def test_a_checkout_that_cannot_be_written_to(tmp_path):
             path.chmod(path.stat().st_mode | 0o200)
 
 
-def test_every_release_is_tested_in_turn(dev, monkeypatch, capsys):
-    """The path through `test --all-comfyui`, with nothing prepared or run: the newest first, and a table."""
-    ran = []
+REPORT = """<testsuites><testsuite tests="7" failures="0" errors="1" skipped="2" time="3">
+    <testcase name="a"><skipped message="no such model"/></testcase>
+    <testcase name="b"><skipped message="no such model"/></testcase></testsuite></testsuites>"""
 
-    def run_pytest(environment, rest):
-        version, report = environment, Path(rest[0].partition("=")[2])
-        ran.append(version)
-        report.write_text(
-            '<testsuites><testsuite tests="7" failures="0" errors="0" skipped="1" time="3"/></testsuites>'
-        )
-        return 0 if version != "0.18.2" else 1
 
-    dev.prepare, dev.run_pytest = lambda options: options.comfyui, run_pytest
-    monkeypatch.setattr(sys, "argv", ["dev.py", "test", "--all-comfyui"])
-    assert dev.main() == 1
-    table = capsys.readouterr().out.splitlines()[-len(dev.RELEASES) :]
-    assert ran == list(reversed(dev.RELEASES)) and [line.split()[:2] for line in table] == [[v, "6"] for v in ran]
+@pytest.fixture
+def releases(dev, monkeypatch):
+    """`test` with nothing prepared or run: releases(*arguments) gives the exit code and which releases were run."""
+
+    def run(*arguments: str, interrupted: str = "") -> tuple[int, list[str]]:
+        ran = []
+
+        def run_pytest(environment, rest):
+            ran.append(environment)
+            Path(rest[0].partition("=")[2]).write_text(REPORT)
+            return 2 if environment == interrupted else environment == "0.18.2"
+
+        dev.prepare, dev.run_pytest = lambda options: options.comfyui, run_pytest
+        monkeypatch.setattr(sys, "argv", ["dev.py", "test", *arguments])
+        return dev.main(), ran
+
+    return run
+
+
+def test_every_release_is_tested_in_turn(dev, releases, capsys):
+    """The newest first, and a table. One that was interrupted has no figures."""
+    code, ran = releases("--all-comfyui", interrupted="0.20.1")
+    assert code == 1 and ran == list(reversed(dev.RELEASES))
+    table = [line.split() for line in capsys.readouterr().out.splitlines()[-len(ran) :]]
+    assert [row[0] for row in table] == ran
+    assert {tuple(row[1:]) for row in table if row[0] != "0.20.1"} == {("4", "1", "2", "3")}
+    assert table[ran.index("0.20.1")][1:3] == ["did", "not"]
+
+
+def test_the_table_of_releases_is_written(releases, tmp_path, capsys):
+    """What was run replaces its row, other rows stay, and so does the text around; a skip is named."""
+    file = tmp_path / "table.md"
+    file.write_text(
+        "Before.\n\n<!-- releases -->\n| 0.27.0 | long ago |\n| 0.30.0 | old |\n<!-- /releases -->\n\nAfter.\n"
+    )
+    assert releases("--comfyui", "0.30.0", "--write", str(file)) == (0, ["0.30.0"])
+    text = file.read_text()
+    today = time.strftime("%Y-%m-%d")
+    assert f"| 0.30.0 | {today} | 4 | 1 | 2 | 2: no such model |\n| 0.27.0 | long ago |\n<!-- /releases -->" in text
+    assert text.startswith("Before.\n\n<!-- releases -->\n| ComfyUI |") and text.endswith("-->\n\nAfter.\n")
+    assert "old" not in text
+    releases("--comfyui", "0.30.0", "--write", str(file), interrupted="0.30.0")
+    assert file.read_text() == text, "half a run is no row"
+
+    for arguments in (["-k", "tiles"], ["--comfyui-path", str(tmp_path)]):
+        assert releases("--write", str(file), *arguments) == (1, [])
+    file.write_text("No place.")
+    assert releases("--all-comfyui", "--write", str(file)) == (1, [])
+    assert "has no place for the table" in capsys.readouterr().out.splitlines()[-1]
 
 
 def test_github_runs_the_oldest_and_the_newest(dev):

@@ -4,6 +4,7 @@ The backend `eager` runs dynamo with all its graphs and guards and leaves out on
 """
 
 import builders
+import inductor
 import pytest
 import torch
 from composing import far, small_sdxl
@@ -107,7 +108,16 @@ def test_a_compiled_network_on_the_shared_model(models, name):
     assert far(out, expected) < 1e-4
 
 
+def test_inductor_is_left_out_for_a_reason(monkeypatch):
+    monkeypatch.setattr(inductor.shutil, "which", lambda name: name)
+    monkeypatch.setattr(inductor.os, "name", "posix")
+    assert not inductor.why_not("/packs/torch") and "has a space" in inductor.why_not("/my packs/torch")
+    monkeypatch.setattr(inductor.shutil, "which", lambda name: None)
+    assert "there is none" in inductor.why_not("/packs/torch")
+
+
 @pytest.mark.slow
+@pytest.mark.skipif(bool(inductor.why_not()), reason=inductor.why_not())
 def test_inductor(models, figure, tmp_path, monkeypatch):
     """The node's own default: graphs become C++. A full step is the same up to rounding; after it, tokens that are
     as good as each other may change places."""

@@ -50,8 +50,8 @@ def test_an_answer_that_is_a_tuple(bench, name):
     says_what_it_did(told(patched))
 
 
-def flow_edit(labelled: bool, both_at_first: bool):
-    """Two latents at a time, of which only the difference of the answers counts."""
+def flow_edit(labelled: bool, both_at_first: bool, gradients: bool):
+    """Two latents at a time, of which only the difference of the answers counts. One may ask for gradients."""
 
     def sampler(model, x, sigmas, extra_args=None, callback=None, disable=None):
         edited, ones = x.clone(), x.new_ones(len(x))
@@ -63,15 +63,19 @@ def flow_edit(labelled: bool, both_at_first: bool):
                     continue
                 options = extra_args["model_options"]
                 options["transformer_options"]["latent_type" if labelled else "_"] = which if labelled else None
-                answers.append(model(latent * (1.0 if which == "source" else 1.02), sigmas[i] * ones, **extra_args))
+                latent = (latent * (1.0 if which == "source" else 1.02)).detach()
+                latent.requires_grad_(gradients and which == "target")
+                answers.append(model(latent, sigmas[i] * ones, **extra_args))
             edited = edited + (sigmas[i + 1] - sigmas[i]) * (answers[0] - answers[1])
-        return edited
+        return edited.detach()
 
     return sampler
 
 
-@pytest.mark.parametrize("labelled,both_at_first", [(True, True), (True, False), (False, True)])
-def test_two_latents_at_a_time(bench, labelled, both_at_first):
+@pytest.mark.parametrize(
+    "how", [(True, True, False), (True, False, False), (False, True, False), (True, True, True), (False, False, True)]
+)
+def test_two_latents_at_a_time(bench, how):
     """A history of one says nothing of the other: as without ToMA, to the bit."""
     import comfy.samplers
 
@@ -86,12 +90,29 @@ def test_two_latents_at_a_time(bench, labelled, both_at_first):
     def run(model):
         guider = Guider(model)
         guider.set_conds(**prompts(model))
-        return guided(guider, flow_edit(labelled, both_at_first), model)
+        return guided(guider, flow_edit(*how), model)
 
     patched = toma(bench.models["flux"], ratio=0.0, tolerance=0.9)
     assert torch.equal(run(patched), run(bench.models["flux"]))
     assert not told(patched).counts["forecast"]
     says_what_it_did(told(patched))
+
+
+def test_every_latent_asks_for_gradients(bench):
+    """As in training: nothing is done, and the one reason that is given is the true one."""
+
+    def sampler(model, x, sigmas, extra_args=None, callback=None, disable=None):
+        for sigma in sigmas[:-1]:
+            x = model(x.detach().requires_grad_(), sigma * x.new_ones(len(x)), **extra_args)
+        return x.detach()
+
+    import comfy.samplers
+
+    patched = toma(bench.models["flux"], **{**MERGED, **FORECAST, "ratio": 0.5})
+    guider = comfy.samplers.CFGGuider(patched)
+    guider.set_conds(**prompts(patched))
+    guided(guider, sampler, patched)
+    assert told(patched).notes == ["a latent that asks for gradients (as in training) is neither forecast nor merged"]
 
 
 @pytest.mark.parametrize("where", ["APPLY_MODEL", "DIFFUSION_MODEL"])
@@ -170,8 +191,8 @@ def foreign_forward(how: str):
     """Flux's forward as packs have written it for themselves."""
     from comfy.ldm.flux.layers import timestep_embedding
 
-    def forward_orig(self, img, img_ids, txt, txt_ids, timesteps, y, guidance=None, control=None, **rest):
-        options = dict(rest.get("transformer_options") or {})
+    def forward_orig(self, img, img_ids, txt, txt_ids, timesteps, y, guidance, control, *given, **rest):
+        options = dict(given[0] if given else rest["transformer_options"])  # 0.16 gives them by position
         slots = options.get("patches_replace", {}).get("dit", {})
         img, txt = self.img_in(img), self.txt_in(txt)
         vec = self.time_in(timestep_embedding(timesteps, 256).to(img.dtype))

@@ -27,6 +27,7 @@ def import_comfyui(base: Path, *arguments: str) -> None:
     finally:
         sys.argv = given
     import folder_paths  # noqa: F401
+    import utils.extra_config  # noqa: F401 - as main.py does, before `nodes` puts comfy/ with its utils.py first (to 0.24)
 
     import nodes  # noqa: F401
 

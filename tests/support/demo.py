@@ -1,6 +1,7 @@
 """`python dev.py demo`: the shipped demo workflow through a real server, and what it shows in a table.
 
-The workflow samples the same picture without and with ToMA, compares the two and shows the kept tokens.
+The workflow samples the same picture without and with ToMA, compares the two and shows where the forecasts were off
+(with a preset that merges: the kept tokens).
 """
 
 import argparse
@@ -41,7 +42,7 @@ class Demo:
         self.save("without-toma", plain, prefix)
         self.save("with-toma", merged, prefix)
         self.save("compared", [self.number("ToMACompare"), 0], prefix)
-        self.save("kept-tokens", [self.number("ToMAPreview"), 0], prefix)
+        self.save("preview", [self.number("ToMAPreview"), 0], prefix)
 
     def number(self, class_type: str) -> str:
         return next(number for number, node in self.prompt.items() if node["class_type"] == class_type)
@@ -58,7 +59,7 @@ class Demo:
 
 
 class Progress:
-    """Counts each sampler's steps on a line of its own and keeps the time that the server worked.
+    """Prints a dot for each step, each sampler on a line of its own, and keeps the time that the server worked.
 
     Working time, on one thread: what other programs take from the machine does not count.
     """
@@ -74,11 +75,11 @@ class Progress:
             return
         if not times:
             print(f"  {self.names[data['node']]:<20}", end="")
+        print("." * (data["value"] - max(times, default=0)), end="", flush=True)
         used = self.process.cpu_times()
         times[data["value"]] = used.user + used.system
-        print(f" {data['value']}", end="", flush=True)
         if data["value"] == data["max"]:
-            print(f"   {self.seconds_per_step(data['node']):.2f} s per step", flush=True)
+            print(f"  {data['max']} steps, {self.seconds_per_step(data['node']):.2f} s each", flush=True)
 
     def seconds_per_step(self, number: str) -> float:
         """Mean over the steps after the first that was told, whose time holds loading and warming up. The server
@@ -108,9 +109,7 @@ def run(server: ComfyServer, label: str, model: str) -> tuple[str, list[Path]]:
     finished = server.queue(demo.prompt, 900, progress)
     before = progress.seconds_per_step(demo.plain_sampler)
     after = progress.seconds_per_step(demo.merged_sampler)
-    files = [
-        saved_file(finished, server.base, name) for name in ("without-toma", "with-toma", "compared", "kept-tokens")
-    ]
+    files = [saved_file(finished, server.base, name) for name in ("without-toma", "with-toma", "compared", "preview")]
     psnr, difference = distance(*files[:2])
     row = f"{label:<6}{before:>12.2f} s{after:>12.2f} s{before / after:>10.2f}x"
     row += f"{psnr:>11.1f} dB{difference:>12.1f}"
@@ -137,14 +136,15 @@ def main() -> int:
     except (RuntimeError, PromptError, TimeoutError) as error:
         print(f"{error}\nThe demo failed: read {server.log_file} and run the same command again.")
         return 1
-    print("\nPictures without and with ToMA, both compared, and the tokens that were kept:")
+    print("\nPictures without and with ToMA, both compared, and where its forecasts were off:")
     for _, files in results:
         for file in files:
             print(f"  {file}")
     print(f"\n{'':<6}{'without ToMA':>14}{'with ToMA':>14}{'speed-up':>11}{'likeness':>14}{'difference':>12}")
     for row, _ in results:
         print(row)
-    print("Seconds of work per step on one thread of the CPU; PSNR; mean difference of a colour, of 255.")
+    print("Seconds of work per step, on one thread of the CPU. Likeness: PSNR of the two pictures.")
+    print("Difference: mean over all colour values, which go from 0 to 255.")
     return 0
 
 

@@ -11,6 +11,8 @@ tiny_other.py; what cannot be sampled is in NOT_SAMPLED, with the reason. ComfyU
 from __future__ import annotations
 
 import atexit
+import importlib
+import inspect
 import os
 import re
 from collections.abc import Callable
@@ -123,7 +125,8 @@ def build(name: str, dtype: torch.dtype = torch.float32):
 
     case = CASES[name]
     config = model_config(case, dtype)
-    model = config.get_model(builders.fill(case.weights, 1), device=torch.device("cpu"))
+    with torch.no_grad():  # as in ComfyUI; weights of 0.16 ask for gradients
+        model = config.get_model(builders.fill(case.weights, 1), device=torch.device("cpu")).requires_grad_(False)
     network = model.diffusion_model
     if case.shrink:
         case.shrink(network)
@@ -144,8 +147,24 @@ def model_config(case: Tiny, dtype: torch.dtype):
     config = getattr(comfy.supported_models, case.kind)(dict(case.config))
     # after the class has had its say: some add options of their own
     config.unet_config.update(case.config)
+    for option in unknown_here(case.kind):
+        config.unet_config.pop(option, None)
     config.set_inference_dtype(dtype, None)
     return config
+
+
+# Options that a network has only in newer releases. Older ones take no option that they don't know.
+NEWER = {
+    "ACEStep15": ("ace.ace_step15", "encoder_hidden_size", "encoder_intermediate_size", "encoder_num_heads"),
+    "ChromaRadiance": ("chroma_radiance.model", "use_sequential_txt_ids"),
+    "StableAudio": ("audio.dit", "timestep_features_type"),
+}
+
+
+def unknown_here(kind: str) -> list[str]:
+    module, *options = NEWER.get(kind, ("",))
+    source = inspect.getsource(importlib.import_module(f"comfy.ldm.{module}")) if module else ""
+    return [option for option in options if option not in source]
 
 
 def filled(network: torch.nn.Module, seed: int = 0) -> dict[str, torch.Tensor]:

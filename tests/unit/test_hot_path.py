@@ -1,10 +1,10 @@
 """The rules of the hot path, by what torch really dispatches: see CONTRIBUTING.md."""
 
 import json
-import shutil
 from collections import Counter
 from functools import partial
 
+import inductor
 import pytest
 import torch
 from comfyui_toma.toma_core.chunks import Kept
@@ -230,12 +230,11 @@ def test_nothing_depends_on_values(batch):
 
 # ------------------------------------------------------------------------- compiled
 
-# inductor does not quote the path of torch in the command for the compiler
-INDUCTOR = any(map(shutil.which, ("g++", "clang++", "cl"))) and " " not in torch.__path__[0]
-INDUCTOR = "inductor" if INDUCTOR else "aot_eager"
+NO_INDUCTOR = inductor.why_not()
+SLOW_INDUCTOR = (pytest.mark.slow, pytest.mark.skipif(bool(NO_INDUCTOR), reason=NO_INDUCTOR))  # minutes of C++
 
 
-def compiled(function, backend=INDUCTOR):
+def compiled(function, backend="aot_eager" if NO_INDUCTOR else "inductor"):
     torch._dynamo.reset()
     return torch.compile(function, fullgraph=True, dynamic=False, backend=backend)
 
@@ -263,7 +262,7 @@ def test_reused_step_compiles_once(grid):
 @pytest.mark.parametrize(
     "grid, budget, backend",
     [
-        pytest.param((8, 12, 4, 0.875), "equal", INDUCTOR, marks=pytest.mark.slow),  # minutes of C++
+        pytest.param((8, 12, 4, 0.875), "equal", "inductor", marks=SLOW_INDUCTOR),
         ((8, 12, 4, 0.875), "equal", "aot_eager"),
         ((9, 7, 4, 0.5), "equal", "aot_eager"),
         ((9, 7, 4, 0.5), "adaptive", "aot_eager"),

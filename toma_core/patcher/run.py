@@ -76,8 +76,9 @@ class Run:
         options = model_options.get("transformer_options") or {}
         sigmas = options.get("sample_sigmas")
         if sigmas is None or x.requires_grad:
-            why = "the latent asks for gradients, as in training" if x.requires_grad else "there is no schedule"
-            self.account.note(f"nothing is forecast or merged: {why}")
+            why = "asks for gradients (as in training)" if x.requires_grad else "has no schedule"
+            self.account.note(f"a latent that {why} is neither forecast nor merged")
+            self._start_anew()
             return executor(x, timestep, model_options, seed)
         self._begin(guider, sigmas)
         sigma = self._read(timestep)
@@ -131,6 +132,7 @@ class Run:
         """No forecast goes across here."""
         self.forecast.forget()
         self.plan.restart()
+        self.grade = None
 
     def _with_memory(self, work: Callable[..., Tensor], *args) -> Tensor | None:
         """work(*args) of the forecast; None if there is no memory for it, and then the history starts anew."""
