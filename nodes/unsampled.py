@@ -18,11 +18,12 @@ from .running import Running, page_server, running
 UNSAMPLED = "toma.unsampled"
 PAUSE = 0.5
 MOST_KEPT = 64  # samplers by node: more than any workflow has
+MOST_NODES = 256  # that are remembered: a client may name the nodes of each prompt anew
 
 _watched: set[str] = set()  # prompts under way, by id
-_met: set[str] = set()  # nodes that ran, in this prompt or in an earlier one
 _sampled: dict[str, set[str]] = {}  # prompts under way: the nodes whose model was sampled
-_before: dict[str, dict[str, str]] = {}  # by node: the samplers that used its model, each with what it was made from
+# Nodes that ran, in this prompt or in an earlier one: the samplers that used its model, each with what it was made from
+_before: dict[str, dict[str, str]] = {}
 
 
 def watch() -> None:
@@ -37,7 +38,7 @@ def watch() -> None:
 
 def met(node_id: str) -> None:
     """A ToMA node runs."""
-    _met.add(node_id)
+    _samplers(node_id)
     watch()
 
 
@@ -51,10 +52,18 @@ def sampled(node_id: str) -> None:
     _sampled.get(now.prompt_id, set()).add(node_id)
     sampler = context.node_id.split(".")[0] if context else ""  # "7.0.0.1" is a node that node 7 made
     if sampler in now.prompt:
-        samplers = _before.setdefault(node_id, {})
+        samplers = _samplers(node_id)
         samplers[sampler] = made_from(now.prompt, sampler)
         while len(samplers) > MOST_KEPT:
             samplers.pop(next(iter(samplers)))
+
+
+def _samplers(node_id: str) -> dict[str, str]:
+    """Those of a node, which now is the newest; of too many the oldest is forgotten, and nothing is told of it."""
+    samplers = _before[node_id] = _before.pop(node_id, {})
+    while len(_before) > MOST_NODES:
+        _before.pop(next(iter(_before)))
+    return samplers
 
 
 def ancestors(prompt: dict, nodes: list[str]) -> set[str]:
@@ -76,15 +85,14 @@ def made_from(prompt: dict, node: str) -> str:
     return json.dumps(about, sort_keys=True, default=str)
 
 
-def unsampled(now: Running, done: set[str], known: set[str], before: dict[str, dict[str, str]]) -> list[str]:
-    """The ToMA nodes of a prompt that ran, in vain. done: whose model was sampled in it; known: that ran at all."""
+def unsampled(now: Running, done: set[str], before: dict[str, dict[str, str]]) -> list[str]:
+    """The ToMA nodes of a prompt that ran, in vain. done: whose model was sampled in it; before: that ran
+    at all, each with the samplers that used its model."""
     used = ancestors(now.prompt, now.outputs)
-    ours = [node for node in now.prompt if now.prompt[node].get("class_type") == "ToMA" and node in used & known]
+    ours = [node for node in before if node in used and now.prompt[node].get("class_type") == "ToMA"]
 
     def cached(node: str) -> bool:
-        return any(
-            sampler in used and made_from(now.prompt, sampler) == made for sampler, made in before.get(node, {}).items()
-        )
+        return any(sampler in used and made_from(now.prompt, sampler) == made for sampler, made in before[node].items())
 
     return [node for node in ours if node not in done and not cached(node)]
 
@@ -96,7 +104,7 @@ def _tell_at_end(now: Running, sleep: Callable[[float], None] = time.sleep) -> N
     _watched.discard(now.prompt_id)
     if not now.completed():
         return
-    for node in unsampled(now, done, set(_met), {key: dict(value) for key, value in list(_before.items())}):
+    for node in unsampled(now, done, {key: dict(value) for key, value in list(_before.items())}):
         logging.warning(
             "ToMA: the model of node %s was not sampled in this prompt, so the node did nothing: "
             "its MODEL has to be the one that goes into the sampler. Put it after nodes that merge models.",

@@ -47,6 +47,7 @@ def one(model, merged, **run):
     assert goes_back or all(e.error is not None and e.error >= 0 for e in ran[1:-1]), (
         "each evaluation that runs is graded by the next"
     )
+    assert not any("another node" in entry.why for entry in told.evaluations), "there is none"
     assert torch.equal(out, builders.sample(patched, **run)), "a repeated run differs"
 
     assert torch.equal(builders.sample(model, **run), builders.sample(merged(model, ratio=0.0), **run))

@@ -80,12 +80,12 @@ def test_of_two_in_a_row_the_first(server):
     assert server.log.count(SAID.format("last")) == before
 
 
-def judged(nodes: dict, done=(), known=None, before=None, outputs=("show",)) -> list[str]:
+def judged(nodes: dict, done=(), before=None, outputs=("show",)) -> list[str]:
     from comfyui_toma.nodes.running import Running
     from comfyui_toma.nodes.unsampled import unsampled
 
     now = Running("id", nodes, None, list(outputs))
-    return unsampled(now, set(done), {"toma"} if known is None else known, before or {})
+    return unsampled(now, set(done), {"toma": {}} if before is None else before)
 
 
 def test_what_is_judged(comfy):
@@ -94,9 +94,21 @@ def test_what_is_judged(comfy):
     nodes = prompt(1)
     assert judged(nodes) == ["toma"]
     assert judged(nodes, done=["toma"]) == []
-    assert judged(nodes, known=set()) == [], "never executed: a branch that a switch left out"
+    assert judged(nodes, before={}) == [], "never executed: a branch that a switch left out"
     assert judged(nodes, outputs=["text"]) == [], "only a part of the graph was asked for"
     before = {"toma": {"sample": made_from(nodes, "sample")}}
     assert judged(nodes, before=before) == [], "the sampler's result is cached"
     assert judged(prompt(2), before=before) == ["toma"], "it cannot be: it has another seed"
     assert judged({**nodes, "odd": {}}, before=before) == []
+
+
+def test_nodes_that_are_named_anew_each_time_are_forgotten(comfy, monkeypatch):
+    """A client may give the nodes of every prompt other ids; only the newest are remembered."""
+    from comfyui_toma.nodes import unsampled
+
+    monkeypatch.setattr(unsampled, "_before", {})
+    for number in range(2 * unsampled.MOST_NODES):
+        unsampled.met("first")
+        unsampled.met(f"toma {number}")
+    assert len(unsampled._before) == unsampled.MOST_NODES
+    assert "first" in unsampled._before and "toma 0" not in unsampled._before

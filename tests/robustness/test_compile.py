@@ -116,6 +116,33 @@ def test_inductor_is_left_out_for_a_reason(monkeypatch):
     assert "there is none" in inductor.why_not("/packs/torch")
 
 
+@pytest.mark.parametrize("order", ["before ToMA", "after ToMA"])
+@pytest.mark.parametrize("name", ["lumina2", "qwen_image"])
+def test_single_blocks_compiled_of_a_network_without_slots(comfy, name, order):
+    """As KJNodes' TorchCompileModelAdvanced and RES4LYF's TorchCompileModels do: the compiled block has no signature
+    of its own, and Lumina 2 gives its arguments by position."""
+    import tiny_models
+    from comfy_api.torch_helpers import set_torch_compile_wrapper
+
+    case, model = tiny_models.CASES[name], tiny_models.build(name)
+    blocks = {"lumina2": "layers", "qwen_image": "transformer_blocks"}[name]
+    count = len(model.model.diffusion_model.get_submodule(blocks))
+
+    def with_compiled_blocks(model):
+        model = model.clone()
+        keys = [f"diffusion_model.{blocks}.{i}" for i in range(count)]
+        set_torch_compile_wrapper(model, backend="eager", keys=keys)
+        return model
+
+    expected = tiny_models.sample(case, merged(model))
+    patched = merged(with_compiled_blocks(model)) if order == "before ToMA" else with_compiled_blocks(merged(model))
+    out = tiny_models.sample(case, patched)
+    report = patched.model_options["toma"].reports[-1]
+    assert report.tokens and not report.notes, report.sentence()
+    assert (out - expected).norm() < 1e-4 * expected.norm()
+    assert torch.equal(tiny_models.sample(case, merged(model)), expected), "the shared model has changed"
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(bool(inductor.why_not()), reason=inductor.why_not())
 def test_inductor(models, figure, tmp_path, monkeypatch):

@@ -262,6 +262,20 @@ def test_a_forward_of_another_pack(bench, how, control):
     says_what_it_did(told(patched))
 
 
+def test_a_block_whose_forward_names_nothing(comfy, monkeypatch):
+    """A pack may put `forward(self, *args, **kwargs)` into a class; Lumina 2 gives arguments by position."""
+    import tiny_models
+
+    case, model = tiny_models.CASES["lumina2"], tiny_models.build("lumina2")
+    block, plain = type(model.model.diffusion_model.layers[0]), tiny_models.sample(case, model)
+    original = block.forward
+    monkeypatch.setattr(block, "forward", lambda self, *args, **kwargs: original(self, *args, **kwargs))
+    patched = toma(model, **MERGED)
+    assert torch.equal(tiny_models.sample(case, patched), plain)
+    assert not told(patched).tokens
+    says_what_it_did(told(patched))
+
+
 def with_residuals(apply_model, args):
     """What a ControlNet adds after the first double block."""
     residual = torch.full((len(args["input"]), 64, 128), 0.1)

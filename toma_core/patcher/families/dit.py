@@ -99,7 +99,8 @@ class DiTFamily(Family):
         for place, stream, i in self.seated():
             if not stream.slot:
                 block = network.get_submodule(f"{stream.blocks}.{i}")
-                yield block, partial(ForwardSeam, self, place, stream, _parameters(type(block).forward))
+                written = getattr(block, "_orig_mod", block)  # a compiled block does not say what it takes
+                yield block, partial(ForwardSeam, self, place, stream, _parameters(type(written).forward))
 
     def why_not(self, x: Tensor, options: dict, inputs: dict) -> str | None:
         slots = options.get("patches_replace", {}).get("dit", {})
@@ -256,6 +257,8 @@ class ForwardSeam:
         self.names, self.original = names, original
 
     def __call__(self, *args, **kwargs):
+        if len(args) > len(self.names):  # a forward of another node, with arguments that have no names
+            return self.original(*args, **kwargs)
         by_position = self.names[: len(args)]
         given = {**dict(zip(by_position, args)), **kwargs}
         options = given.get("transformer_options") or {}
@@ -269,7 +272,9 @@ class ForwardSeam:
 
 
 def _parameters(forward: Callable) -> list[str]:
-    return list(inspect.signature(forward).parameters)[1:]
+    """The names of what a forward takes by position, without `self`."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [name for name, one in inspect.signature(forward).parameters.items() if one.kind in kinds][1:]
 
 
 def _shorter(stream: Stream, evaluation: Evaluation, args: dict, options: dict, tokens: Tensor, cut: Cut) -> dict:
