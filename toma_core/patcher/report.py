@@ -103,7 +103,9 @@ class Report:
     @property
     def measured_speedup(self) -> float | None:
         """The same by the clock: all evaluations at the median time of a full one, over the time that they took. None
-        where fewer than two full ones were timed; the first of a run does not count, it warms up."""
+        where fewer than two full ones were timed, or all were full; the first of a run does not count, it warms up."""
+        if set(self.kinds) == {Kind.FULL.value}:
+            return None
         full = [e.seconds for e in self.evaluations[1:] if e.kind == Kind.FULL.value and e.seconds]
         total = sum(e.seconds for e in self.evaluations[1:])
         return median(full) * len(self.evaluations[1:]) / total if len(full) > 1 and total else None
