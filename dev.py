@@ -520,7 +520,7 @@ def test_releases(options: argparse.Namespace, versions: list[str], rest: list[s
     for version, outcome in outcomes.items():
         figures = "".join(f"{outcome[name]:>9}" for name in columns) if outcome else "  did not come to its end"
         say(f"{version:<10}{figures}")
-    if options.write:
+    if options.write and any(outcomes.values()):
         write_releases(Path(options.write), outcomes)
     return int(failed)
 

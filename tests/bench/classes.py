@@ -77,9 +77,10 @@ def _forecast(name: str, model) -> str:
 def table(outcomes: dict[str, list[Outcome]], untried: dict[str, str], release: str) -> str:
     """`outcomes` by class; `untried`: class -> why."""
     count = sum(any(o.merged == "yes" for o in found) for found in outcomes.values())
+    failed = sum(all(o.forecast.startswith("failed") for o in found) for found in outcomes.values())
     lines = [
         f"ComfyUI {release}: {len(outcomes) + len(untried)} classes; merged and forecast {count}, forecast only "
-        f"{len(outcomes) - count}, neither {len(untried)}.",
+        f"{len(outcomes) - count - failed}, neither {len(untried)}" + (f", failed {failed}." if failed else "."),
         "",
         "| class | tokens merged | steps forecast | sampled as |",
         "| --- | --- | --- | --- |",

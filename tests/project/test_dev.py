@@ -252,14 +252,15 @@ def test_the_table_of_releases_is_written(releases, tmp_path, capsys):
     file.write_text(
         "Before.\n\n<!-- releases -->\n| 0.27.0 | long ago |\n| 0.30.0 | old |\n<!-- /releases -->\n\nAfter.\n"
     )
+    old = file.read_text()
+    releases("--comfyui", "0.30.0", "--write", str(file), interrupted="0.30.0")
+    assert file.read_text() == old, "half a run is no row"
     assert releases("--comfyui", "0.30.0", "--write", str(file)) == (0, ["0.30.0"])
     text = file.read_text()
     today = time.strftime("%Y-%m-%d")
     assert f"| 0.30.0 | {today} | 4 | 1 | 2 | 2: no such model |\n| 0.27.0 | long ago |\n<!-- /releases -->" in text
     assert text.startswith("Before.\n\n<!-- releases -->\n| ComfyUI |") and text.endswith("-->\n\nAfter.\n")
     assert "old" not in text
-    releases("--comfyui", "0.30.0", "--write", str(file), interrupted="0.30.0")
-    assert file.read_text() == text, "half a run is no row"
 
     for arguments in (["-k", "tiles"], ["--comfyui-path", str(tmp_path)]):
         assert releases("--write", str(file), *arguments) == (1, [])
