@@ -227,9 +227,12 @@ class ComfyServer:
             body = answer.read()
             return json.loads(body) if body and "json" in answer.headers.get("Content-Type", "") else body
 
-    def submit(self, prompt: dict) -> Job:
+    def submit(self, prompt: dict, watch: bool = False) -> Job:
+        """`watch`: as a page with live picks does."""
         client = uuid.uuid4().hex
         listener = websocket.create_connection(f"ws://127.0.0.1:{self.port}/ws?clientId={client}", timeout=60)
+        if watch:
+            self.post("/toma/live", {"client_id": client, "on": True})
         started = time.monotonic()
         try:
             answer = self.post("/prompt", {"prompt": prompt, "client_id": client})

@@ -87,9 +87,9 @@ def section(rows: Sequence[dict], about: str) -> str:
     return f"{BEGIN}\n{about}\n\n{totals(rows)}.\n\n{table(rows)}\n{END}"
 
 
-def put_section(text: str, new: str) -> str:
+def put_section(text: str, new: str, begin: str = BEGIN, end: str = END) -> str:
     """The text with its marked section replaced, or with the section at its end."""
-    if BEGIN in text and END in text:
-        before, _, rest = text.partition(BEGIN)
-        return before + new + rest.partition(END)[2]
+    if begin in text and end in text:
+        before, _, rest = text.partition(begin)
+        return before + new + rest.partition(end)[2]
     return f"{text.rstrip()}\n\n{new}\n" if text.strip() else f"{new}\n"

@@ -3,7 +3,9 @@
 import gc
 import hashlib
 import sys
+import threading
 import time
+from collections import Counter, deque
 from pathlib import Path
 
 import comfy.model_management
@@ -112,26 +114,80 @@ class TrustRoutes:
         return {"ui": {"routes": [f"{route.method} {route.resource.canonical}" for route in ours]}}
 
 
-class TrustDigest:
-    """What was sampled, as a digest, and which objects of a ToMA run are alive."""
+STATE = ("Merge", "Kept", "Evaluation", "Merging", "Run", "Anchor")  # of a run, and gone with it
+OF_A_WORKFLOW = ("Handle", "Live", "Report")  # gone with the workflow's outputs
+
+
+def our_modules() -> dict:
+    """The modules of the pack by their names inside of it."""
+    root = next(name for name in sys.modules if name.endswith(".toma_core.merge")).removesuffix("toma_core.merge")
+    return {name.removeprefix(root): module for name, module in list(sys.modules.items()) if name.startswith(root)}
+
+
+def alive(names: tuple[str, ...]) -> list[str]:
+    gc.collect()
+    ours = {module.__name__ for module in our_modules().values()}
+    kinds = (type(one) for one in gc.get_objects())
+    return [kind.__name__ for kind in kinds if kind.__module__ in ours and kind.__name__ in names]
+
+
+class TrustCompile:
+    """torch.compile as ComfyUI's node does it, without a C++ compiler."""
+
+    RETURN_TYPES, FUNCTION, CATEGORY = ("MODEL",), "compile", "robustness"
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"model": ("MODEL",)}}
+
+    def compile(self, model):
+        from comfy_extras.nodes_torch_compile import TorchCompileModel
+
+        return TorchCompileModel.execute(model, "eager").result
+
+
+class TrustHeld:
+    """What the pack holds on to in a prompt that has none of its nodes: entries of every cache and container of its
+    modules, objects of earlier workflows and runs, and graphs and threads of the process."""
 
     RETURN_TYPES, FUNCTION, OUTPUT_NODE, CATEGORY = (), "look", True, "robustness"
 
     @classmethod
     def INPUT_TYPES(cls):
-        return {"required": {"latent": ("LATENT",)}}
+        return {"required": {"at": ("INT", {"default": 0})}}
 
-    def look(self, latent):
-        gc.collect()
-        alive = [
-            type(o).__name__
-            for o in gc.get_objects()
-            if "toma_core" in str(type(o).__module__)
-            and type(o).__name__ in ("Merge", "Kept", "Evaluation", "Merging", "Run", "Anchor")
-        ]
+    def look(self, at):
+        time.sleep(1)  # until the thread that waits for the end of the last prompt has seen it
+        entries = {}
+        for module, found in our_modules().items():
+            for name, value in vars(found).items():
+                if hasattr(value, "cache_info"):
+                    entries[f"{module}.{name}"] = value.cache_info().currsize
+                elif isinstance(value, (dict, set, list, deque)) and not name.startswith("__"):
+                    entries[f"{module}.{name}"] = len(value)
+        counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
+        process = {"graphs": counters.get("stats", {}).get("unique_graphs", 0), "threads": threading.active_count()}
+        held = {"entries": entries, "alive": dict(Counter(alive(STATE + OF_A_WORKFLOW))), "process": process}
+        return {"ui": {"held": [held]}}
+
+
+class TrustDigest:
+    """What was sampled, as a digest, what the last run of the model did, and which objects of a run are alive."""
+
+    RETURN_TYPES, FUNCTION, OUTPUT_NODE, CATEGORY = (), "look", True, "robustness"
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        required = {"latent": ("LATENT",)}
+        return {"required": required, "optional": {"model": ("MODEL",), "collect": ("BOOLEAN", {"default": True})}}
+
+    def look(self, latent, model=None, collect=True):
         digest = hashlib.sha256(latent["samples"].contiguous().numpy().tobytes()).hexdigest()
-        finite = bool(torch.isfinite(latent["samples"]).all())
-        return {"ui": {"digest": [digest], "alive": alive, "finite": [finite]}}
+        told = {"digest": [digest], "finite": [bool(torch.isfinite(latent["samples"]).all())]}
+        if model is not None:
+            told["counts"] = [model.model_options["toma"].reports[-1].counts]
+        return {"ui": {**told, "alive": alive(STATE) if collect else []}}
 
 
-NODE_CLASS_MAPPINGS = {kind.__name__: kind for kind in (TrustModel, TrustFault, TrustDigest, TrustRoutes)}
+KINDS = (TrustModel, TrustFault, TrustDigest, TrustRoutes, TrustCompile, TrustHeld)
+NODE_CLASS_MAPPINGS = {kind.__name__: kind for kind in KINDS}
