@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from dataclasses import replace
 from math import prod
@@ -261,6 +262,9 @@ def test_wrong_entry(plain, patched, monkeypatch, name, stream, wrong):
     from comfyui_toma.toma_core.patcher.families import entry as words
     from comfyui_toma.toma_core.patcher.families import table
 
+    wan = inspect.getsource(importlib.import_module("comfy.ldm.wan.model"))
+    if name == "wan21_bernini" and "context_latents" not in wan:
+        pytest.skip("Wan of this release takes no context_latents (Bernini)")
     said = family(name).entry
     wrong = {key: getattr(words, value) if key == "start" else value for key, value in wrong.items()}
     streams = [replace(s, **wrong) if i == stream else s for i, s in enumerate(said.streams)]

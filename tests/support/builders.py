@@ -68,7 +68,9 @@ def tiny_flux(path: Path, **options):
     # first of all folders: another test may have a file of the same name in its own
     folder_paths.add_model_folder_path("diffusion_models", str(path.parent), is_default=True)
     folder_paths.filename_list_cache.pop("diffusion_models", None)
-    return nodes.UNETLoader().load_unet(path.name, "default")[0]
+    model = nodes.UNETLoader().load_unet(path.name, "default")[0]
+    model.model.requires_grad_(False)  # 0.16's ask for gradients, and tests sample outside of its inference mode
+    return model
 
 
 def tiny_sdxl(channels: int = 32, deep: int = 3, seed: int = 0):
@@ -117,7 +119,7 @@ def tiny_unet(family: type, channels: int, config: dict, seed: int):
     }  # fmt: skip
     model_config = family(config)
     model_config.unet_config.update(num_heads=-1, num_head_channels=channels)
-    model = model_config.get_model({}, device=torch.device("cpu"))
+    model = model_config.get_model({}, device=torch.device("cpu")).requires_grad_(False)
     unet = model.diffusion_model
     unet.load_state_dict(fill({name: tuple(weight.shape) for name, weight in unet.state_dict().items()}, seed))
     return comfy.model_patcher.ModelPatcher(model, torch.device("cpu"), torch.device("cpu"))
