@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from comfy_server import DEV
@@ -266,3 +267,7 @@ class Canvas:
     def close_dialogs(self) -> None:
         self.page.keyboard.press("Escape")
         self.page.wait_for_timeout(150)
+
+
+def read_workflow(path: Path) -> dict:
+    return json.loads(path.read_text(encoding="utf-8"))

@@ -1,6 +1,5 @@
 """What the browser tests share: one page, two renderers, and an eye on the console."""
 
-import json
 import os
 import re
 import sys
@@ -69,7 +68,3 @@ def small_graph(canvas):
         ("prompt", 0, "sample", "negative"), ("size", 0, "sample", "latent_image"),
     ]  # fmt: skip
     return canvas.build(nodes, links)
-
-
-def read_workflow(path: Path) -> dict:
-    return json.loads(path.read_text(encoding="utf-8"))

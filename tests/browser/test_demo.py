@@ -2,8 +2,7 @@
 
 import pytest
 from build_pictures import nodes_of
-from canvas import ROOT
-from conftest import read_workflow
+from canvas import ROOT, read_workflow
 
 DEMO = ROOT / "tests" / "demo_pack" / "workflows" / "toma-demo.json"
 
