@@ -28,11 +28,11 @@ from packslib.watching import Limits, Watch, packs_in  # noqa: E402
 RESULTS = BENCH / "results" / "packs.json"
 ABOUT = """Written by `python dev.py bench packs` with ComfyUI {version} on {date}: each pack beside ToMA in a
 process of its own; every node of it that takes and gives a MODEL, with its defaults (but for the few values in
-`INSTEAD` of tests/bench/packslib/trying.py), on the demo Flux and the demo UNet, {steps} steps, alone, then
-before and after ToMA. *compose*: the run is accelerated and the node changes the image the way it does without
-ToMA. *no effect here*: it changes nothing on these models, with or without ToMA. *way of their own*: the node
-runs the model in a way that leaves ToMA nothing to do, and the run's report says so. *fail without ToMA*: they
-fail by themselves, with these models, this release, or for want of model files. *not tried*: they need what
+`INSTEAD` of tests/bench/packslib/trying.py), on the demo Flux and the demo UNet, {steps} steps, alone, then before
+and after ToMA with {preset}. *compose*: the run is accelerated and the node changes the image the way it does
+without ToMA. *no effect here*: it changes nothing on these models, with or without ToMA. *way of their own*: the
+node runs the model in a way that leaves ToMA nothing to do, and the run's report says so. *fail without ToMA*:
+they fail by themselves, with these models, this release, or for want of model files. *not tried*: they need what
 can't be made from nothing. A plain run afterwards is the same bit by bit, except where the remark says that the
 pack changes it."""
 
@@ -50,6 +50,7 @@ def arguments(given: list[str]) -> argparse.Namespace:
     parser.add_argument("--write", type=Path, metavar="FILE", help="Markdown file that gets the table")
     parser.add_argument("--site", type=Path, metavar="FOLDER", help="Python packages that these packs need")
     parser.add_argument("--add", action="store_true", help="keep the rows of other packs that are in the JSON file")
+    parser.add_argument("--preset", default="", help="of ToMA; custom merges tokens as well. Without: the default")
     parser.add_argument("--steps", type=int, default=Limits.steps, help="of the sampler")
     parser.add_argument("--load-seconds", type=float, default=Limits.load, help="for a pack to be loaded")
     parser.add_argument("--stage-seconds", type=float, default=Limits.stage, help="for one run of one node")
@@ -66,7 +67,7 @@ def main(given: list[str]) -> int:
     if not packs and (folders or not options.add):
         print(f"No pack in {', '.join(missing or map(str, folders))}: a pack is a folder with an __init__.py.")
         return 2
-    limits = Limits(options.load_seconds, options.stage_seconds, options.pack_seconds, options.steps)
+    limits = Limits(options.load_seconds, options.stage_seconds, options.pack_seconds, options.steps, options.preset)
     rows = {row["pack"]: row for row in kept(options.json)} if options.add else {}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary).resolve()
@@ -89,7 +90,7 @@ def main(given: list[str]) -> int:
             if sys.pycache_prefix:  # what Python compiled of the copy
                 shutil.rmtree(Path(sys.pycache_prefix) / folder.relative_to(folder.anchor), ignore_errors=True)
     if options.write:
-        write(options.write, in_order(rows), options.steps)
+        write(options.write, in_order(rows), limits)
     print(f"\n{report.totals(list(rows.values()))}")
     return int(bool(report.count(list(rows.values()))[report.BAD]))
 
@@ -102,9 +103,10 @@ def kept(file: Path) -> list[dict]:
     return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else []
 
 
-def write(file: Path, rows: list[dict], steps: int) -> None:
+def write(file: Path, rows: list[dict], limits: Limits) -> None:
     version = (Path(os.environ["COMFYUI_PATH"]) / "comfyui_version.py").read_text(encoding="utf-8").split('"')[-2]
-    about = ABOUT.format(version=version, date=time.strftime("%Y-%m-%d"), steps=steps)
+    preset = f"preset {limits.preset}" if limits.preset else "its default preset"
+    about = ABOUT.format(version=version, date=time.strftime("%Y-%m-%d"), steps=limits.steps, preset=preset)
     text = file.read_text(encoding="utf-8") if file.is_file() else "# Compatibility\n"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(report.put_section(text, report.section(rows, about)), encoding="utf-8")

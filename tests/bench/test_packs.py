@@ -60,6 +60,19 @@ class SpoilsTheModel(Node):
         return (model.clone(),)
 
 
+class CountsCalls(Node):  # for good, on the shared model; after twelve calls nothing is seen of it
+    def change(self, model, strength):
+        network, calls = model.model.diffusion_model, [0]
+        original = type(network).forward
+
+        def forward(*args, **kwargs):
+            calls[0] += 1
+            return original(network, *args, **kwargs) * (strength if calls[0] <= 12 else 1)
+
+        network.forward = forward
+        return (model.clone(),)
+
+
 class Ends(Node):
     def change(self, model, strength):
         if "Flux" in type(model.model).__name__:
@@ -70,7 +83,8 @@ class Ends(Node):
 
 
 NODE_CLASS_MAPPINGS = {
-    node.__name__: node for node in (Blanks, Ends, Idle, NeedsMore, NotBesideToMA, Raises, Scales, SpoilsTheModel)
+    node.__name__: node
+    for node in (Blanks, CountsCalls, Ends, Idle, NeedsMore, NotBesideToMA, Raises, Scales, SpoilsTheModel)
 }
 """
 
@@ -109,6 +123,7 @@ def test_outcomes(run):
     found = {node: {result["status"] for result in models.values()} for node, models in nodes.items()}
     assert found == {
         "Blanks": {"composes"},
+        "CountsCalls": {"composes"},
         "Ends": {"fails without us too"},
         "Idle": {"no effect of its own here"},
         "NeedsMore": {"not tried"},
@@ -126,6 +141,7 @@ def test_outcomes(run):
 def test_what_a_pack_changes_by_itself_is_told(run):
     nodes = {node["node"]: node["models"] for node in run[0]["a-pack"]["nodes"]}
     assert nodes["SpoilsTheModel"]["flux"]["changes"] == "changes the shared model by itself"
+    assert nodes["CountsCalls"]["flux"]["changes"] == "changes the shared model by itself"
     assert not nodes["Scales"]["flux"]["changes"] and not run[0]["a-pack"]["plain"]
 
 
@@ -137,8 +153,8 @@ def test_a_pack_that_can_not_be_loaded_stops_nothing(run):
 def test_the_table_takes_its_place(run):
     _, text, done = run
     assert text.startswith("# Title\n\n<!-- packs -->\n") and text.endswith("<!-- /packs -->\n\nThe rest.\n")
-    assert "| someone/a-pack | 0123456 | 2026-01-02 | 8 | 3 | 1 |  | 2 | 1 | 1 |" in text
-    assert "SpoilsTheModel changes the shared model by itself" in text and "old" not in text
-    totals = "1 of 2 packs loaded, 1 of them with nodes that take and give a MODEL; of 8 such nodes 3 compose, "
+    assert "| someone/a-pack | 0123456 | 2026-01-02 | 9 | 4 | 1 |  | 2 | 1 | 1 |" in text
+    assert "CountsCalls, SpoilsTheModel changes the shared model by itself" in text and "old" not in text
+    totals = "1 of 2 packs loaded, 1 of them with nodes that take and give a MODEL; of 9 such nodes 4 compose, "
     assert totals in text and totals in done.stdout
     assert str(TESTS.parent) not in text

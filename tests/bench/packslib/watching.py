@@ -36,6 +36,7 @@ class Limits:
     stage: float = 60
     pack: float = 1200
     steps: int = 12  # of the sampler
+    preset: str = ""  # of ToMA; "": the default
 
 
 def packs_in(folders: list[Path]) -> list[Path]:
@@ -116,7 +117,7 @@ class Watch:
         self.read, self.at = 0, {}
         done = [list(pair) for pair in self.results]
         asked = {"pack": str(self.pack), "base": str(base), "out": str(out), "steps": self.limits.steps}
-        job.write_text(json.dumps({**asked, "done": done}))
+        job.write_text(json.dumps({**asked, "preset": self.limits.preset, "done": done}))
         path = [os.environ.get("PYTHONPATH", ""), *([str(self.site)] if self.site else [])]
         environment = {**os.environ, **OFFLINE, "COMFYUI_PATH": str(self.tree), "OMP_NUM_THREADS": "1"}
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, path))
