@@ -36,7 +36,6 @@ class Merge:
     tiles: Tiles
     destinations: Destinations
     kept: Tensor  # [B, K] token of the grid that each row stands for
-    sizes: Tensor  # [B, K] how much of all tokens went into each row, fp32
     down: Tensor | None = None  # M [B, T, s, n]
     up: Tensor | None = None  # A [B, T, s, n]
     source: Tensor | None = None  # [B, N] row of each token
@@ -120,7 +119,7 @@ class Merge:
         return merges[0]._rebatched(destinations, lambda part: torch.cat([part(m) for m in merges]))
 
     def _rebatched(self, destinations: Destinations, of: Callable[[Callable[[Merge], Tensor]], Tensor]) -> Merge:
-        parts = [attrgetter(name) for name in ("kept", "sizes", "down", "up", "source")]
+        parts = [attrgetter(name) for name in ("kept", "down", "up", "source")]
         made: list[Any] = [None if part(self) is None else of(part) for part in parts]
         return Merge(self.tiles, destinations, *made)
 
@@ -163,7 +162,7 @@ def weigh(
     index, device = destinations.index, features.device
     if destinations.keep == tiles.tokens:
         kept = torch.arange(tiles.tokens, device=device).expand(b, -1)
-        return Merge(tiles, destinations, kept, torch.ones_like(kept, dtype=torch.float32))
+        return Merge(tiles, destinations, kept)
 
     similar = similarity(features, tiles) if similar is None else similar
     logits = similar.gather(2, index.unsqueeze(-1).expand(-1, -1, -1, n))  # [B, T, s, n]
@@ -178,17 +177,15 @@ def weigh(
     real = tiles.real_on(device)
     if real is not None:
         up = up * real.unsqueeze(1)
-    sizes = up.sum(-1, keepdim=True)
-    down = (up / sizes.clamp_min(1e-6)).to(features.dtype)  # an unused slot has no tokens
+    down = (up / up.sum(-1, keepdim=True).clamp_min(1e-6)).to(features.dtype)  # an unused slot has no tokens
 
     places = (index + torch.arange(0, t * n, n, device=device).unsqueeze(-1)).flatten(1)  # [B, Ts]
-    sizes = sizes.flatten(1)
     if destinations.rows is not None:
-        places, sizes = places.gather(1, destinations.rows), sizes.gather(1, destinations.rows)
+        places = places.gather(1, destinations.rows)
     kept = tiles.order(device).take(places)
     if hard:
-        return Merge(tiles, destinations, kept, sizes, down, source=_nearest(up, destinations, tiles))
-    return Merge(tiles, destinations, kept, sizes, down, up.to(features.dtype))
+        return Merge(tiles, destinations, kept, down, source=_nearest(up, destinations, tiles))
+    return Merge(tiles, destinations, kept, down, up.to(features.dtype))
 
 
 def _nearest(up: Tensor, destinations: Destinations, tiles: Tiles) -> Tensor:

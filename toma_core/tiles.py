@@ -24,14 +24,13 @@ class Tiles:
     height: int
     width: int
     tile: int
-    shift: tuple[int, int]
     count: int
     square: bool
 
     @classmethod
-    def of(cls, height: int, width: int, tile: int, shift: tuple[int, int] = (0, 0)) -> Tiles:
-        """Tile 0 is the whole image. `shift` moves the borders between tiles down and right."""
-        return _tiles(height, width, tile, tuple(shift))
+    def of(cls, height: int, width: int, tile: int) -> Tiles:
+        """Tile 0 is the whole image."""
+        return _tiles(height, width, tile)
 
     @property
     def tokens(self) -> int:
@@ -90,11 +89,10 @@ class Tiles:
 
 @torch.compiler.assume_constant_result
 @lru_cache(maxsize=1024)
-def _tiles(height: int, width: int, tile: int, shift: tuple[int, int]) -> Tiles:
+def _tiles(height: int, width: int, tile: int) -> Tiles:
     count = max(1, round(height * width / tile**2)) if tile else 1
-    shift = (shift[0] % tile, shift[1] % tile) if count > 1 else (0, 0)
-    square = count > 1 and height % tile == width % tile == 0 and shift == (0, 0)
-    return Tiles(height, width, tile, shift, count, square)
+    square = count > 1 and height % tile == width % tile == 0
+    return Tiles(height, width, tile, count, square)
 
 
 @torch.compiler.assume_constant_result
@@ -131,21 +129,7 @@ def _cuts(tiles: Tiles) -> list[int]:
 
 
 def _snake(tiles: Tiles) -> Tensor:
-    """The tokens [N] along a walk: up the strip that the shift cuts off at the left, then band by band
-    from the top, there and back, column by column inside a band."""
+    """The tokens [N] along a walk: band by band from the top, there and back, column by column inside a band."""
     grid = torch.arange(tiles.tokens).view(tiles.height, tiles.width)
-    down, right = (_border(*side, tiles.tile) for side in zip(tiles.shift, grid.shape, strict=True))
-    top, rest = grid[:down, right:], grid[down:, right:]
-    bands = rest.tensor_split(max(1, round(len(rest) / tiles.tile)))
-    walk = [grid[:, :right].flip(0).flatten()]
-    for turn, band in enumerate([top, *bands] if down else bands):
-        walk.append((band if turn % 2 == 0 else band.flip(1)).T.flatten())
-    return torch.cat(walk)
-
-
-def _border(shift: int, side: int, tile: int) -> int:
-    """How many rows (or columns) of `side` lie before the first border, so that no slice is a thin one."""
-    if shift == 0:
-        return 0
-    first = shift if 2 * shift >= tile else shift + tile
-    return first if side - first >= tile / 2 else side
+    bands = grid.tensor_split(max(1, round(tiles.height / tiles.tile)))
+    return torch.cat([(band if turn % 2 == 0 else band.flip(1)).T.flatten() for turn, band in enumerate(bands)])

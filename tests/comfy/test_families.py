@@ -40,9 +40,7 @@ def permuted(features, keep, tiles, *rest):
     generator = torch.Generator().manual_seed(tokens)
     kept = torch.stack([torch.randperm(tokens, generator=generator) for _ in range(images)])
     destinations = Destinations(torch.zeros(images, 1, tokens, dtype=torch.long), tokens)
-    return Merge(
-        tiles, destinations, kept, torch.ones(images, tokens), features.new_zeros(0), source=kept.argsort(1)
-    )  # fmt: skip
+    return Merge(tiles, destinations, kept, features.new_zeros(0), source=kept.argsort(1))
 
 
 def sampled(name: str, model, **size):

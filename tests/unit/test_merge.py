@@ -61,7 +61,6 @@ def test_both_products_follow_the_formulas(grid, temperature, budget):
     merged = merge.merge(x)
     assert torch.allclose(merged[0].double(), m @ x[0].double(), atol=2e-3)
     assert torch.allclose(merge.unmerge(merged)[0].double(), a.T @ merged[0].double(), atol=2e-3)
-    assert torch.allclose(merge.sizes[0].double(), a.sum(1), atol=2e-3)
     assert torch.equal(merge.assignment[0], a.argmax(0))
 
 
@@ -87,8 +86,6 @@ def test_properties(height, width, tile, ratio, temperature, budget, dtype):
     assert merged.isfinite().all() and back.isfinite().all()
     near = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 6e-2}[dtype]
     assert torch.allclose(merge.residual(x, merged), x + back, atol=near)
-    assert torch.allclose(merge.sizes.sum(-1), torch.tensor(float(tiles.tokens)))
-    assert (merge.sizes >= 1 - 1e-6).all(), "a destination represents itself"
     assert (merge.assignment.gather(1, merge.kept) == torch.arange(rows)).all()
     ones = torch.ones_like(x)
     assert torch.allclose(merge.unmerge(merge.merge(ones)), ones, atol=near), "rows of M and columns of A sum to 1"

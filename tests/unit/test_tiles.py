@@ -7,21 +7,20 @@ from hypothesis import strategies as st
 CPU = torch.device("cpu")
 sides = st.integers(1, 40)
 tile_sizes = st.sampled_from((0, 1, 2, 3, 4, 8, 16))
-shifts = st.tuples(st.integers(0, 9), st.integers(0, 9))
 
 
-@given(sides, sides, tile_sizes, shifts)
-def test_split_and_join_are_exact_inverses(height, width, tile, shift):
-    tiles = Tiles.of(height, width, tile, shift)
+@given(sides, sides, tile_sizes)
+def test_split_and_join_are_exact_inverses(height, width, tile):
+    tiles = Tiles.of(height, width, tile)
     x = torch.randn(2, height * width, 3)
     split = tiles.split(x)
     assert split.shape == (2, tiles.count, tiles.size, 3)
     assert torch.equal(tiles.join(split), x)
 
 
-@given(sides, sides, tile_sizes, shifts)
-def test_each_token_is_in_one_tile_with_at_most_one_padding(height, width, tile, shift):
-    tiles = Tiles.of(height, width, tile, shift)
+@given(sides, sides, tile_sizes)
+def test_each_token_is_in_one_tile_with_at_most_one_padding(height, width, tile):
+    tiles = Tiles.of(height, width, tile)
     order = tiles.order(CPU).view(tiles.count, tiles.size)
     real = torch.ones_like(order, dtype=torch.bool) if tiles.real is None else tiles.real
     assert order[real].sort().values.tolist() == list(range(tiles.tokens))
@@ -31,9 +30,9 @@ def test_each_token_is_in_one_tile_with_at_most_one_padding(height, width, tile,
         assert set(places[~there].tolist()) <= set(places[there].tolist()), "padding repeats a token of its tile"
 
 
-@given(sides, sides, tile_sizes, shifts)
-def test_add_is_x_plus_join(height, width, tile, shift):
-    tiles = Tiles.of(height, width, tile, shift)
+@given(sides, sides, tile_sizes)
+def test_add_is_x_plus_join(height, width, tile):
+    tiles = Tiles.of(height, width, tile)
     x, y = torch.randn(2, height * width, 3), torch.randn(2, tiles.count, tiles.size, 3)
     assert torch.equal(tiles.add(x, y), x + tiles.join(y))
     wide = torch.randn(2, 5 + height * width, 3)
@@ -49,10 +48,9 @@ def test_square_tiles_are_the_squares_of_the_grid():
 
 @pytest.mark.parametrize("height, width", [(64, 64), (61, 67), (96, 41), (33, 100), (160, 90), (8, 9)])
 @pytest.mark.parametrize("tile", [4, 8, 16])
-@pytest.mark.parametrize("shift", [(0, 0), (2, 3), (1, 13)])
-def test_tiles_are_compact(height, width, tile, shift):
+def test_tiles_are_compact(height, width, tile):
     """As compact as squares, within reason: no token is far from the middle of its tile."""
-    tiles = Tiles.of(height, width, tile, shift)
+    tiles = Tiles.of(height, width, tile)
     order = tiles.order(CPU).view(tiles.count, tiles.size)
     y, x = (order // width).double(), (order % width).double()
     spread = (y.var(-1, correction=0) + x.var(-1, correction=0)).sqrt() / tile  # 0.41 for a square
@@ -66,15 +64,6 @@ def test_few_tokens_are_padding_and_none_on_multiples():
             tiles = Tiles.of(side, width, 8)
             assert tiles.count * tiles.size - tiles.tokens < tiles.count
     assert Tiles.of(64, 96, 8).real is None and Tiles.of(7, 11, 0).real is None
-
-
-def test_shift_moves_the_borders():
-    def partners(shift):
-        order = Tiles.of(32, 32, 8, shift).order(CPU).view(16, 64)
-        return {frozenset(tile.tolist()) for tile in order}
-
-    assert not partners((0, 0)) & partners((4, 4))
-    assert partners((8, 16)) == partners((0, 0))
 
 
 def test_tiles_are_hashable_and_shared():

@@ -41,4 +41,4 @@ def tomesd(
     up = (assignment[:, None, None] == torch.arange(rows)[:, None]).to(features.dtype)  # [B, 1, K, N]
     sizes = up.sum(-1, keepdim=True)
     whole = Tiles.of(tiles.height, tiles.width, 0)
-    return Merge(whole, Destinations(kept[:, None], rows), kept, sizes.flatten(1), up / sizes, source=assignment)
+    return Merge(whole, Destinations(kept[:, None], rows), kept, up / sizes, source=assignment)
