@@ -67,7 +67,7 @@ class ToMACompare(io.ComfyNode):
         distance = _distance(clip_vision, reference, image) if clip_vision is not None else nan
         before = _seconds(reference_model, "reference_model", reference)
         after = _seconds(image_model, "image_model", image)
-        speedup = before / after if after else nan
+        speedup = before / after if before and after else nan
         drawn = _side_by_side(reference, image)
         text = _sentence(psnr, ssim, distance, before, after, speedup)
         some = shown_images(len(image))

@@ -98,7 +98,7 @@ def _report(reports: list[Report], images: Tensor, model) -> tuple[Report, str]:
     report = made_by(fitting or reports, images, model)
     computed = [kind for kind in report.kinds if kind != "forecast"]
     recordable = report.blocks_merged or (report.settings.tolerance and len(computed) > 1)
-    if recordable and not report.picks and not error_maps(report):
+    if recordable and not report.recorded:
         raise ValueError(f"model: {_NOT_RECORDED}")
     if fitting:
         return report, ""
@@ -221,14 +221,13 @@ def _packed(numbers: Tensor) -> str:
 
 def _scale(error: Tensor) -> float:
     """Where the colours end: single cells that stick out must not take them from all others."""
-    values = error.float().flatten()
+    values = error.flatten()
     return float(values.kthvalue(max(1, round(0.995 * len(values)))).values)
 
 
 def _error(found: ErrorMap) -> dict:
     """A map [B, T, H, W] as bytes, 255 standing for `most` and more."""
-    error = torch.nan_to_num(found.error.float(), 0.0, 1e6, 0.0)
-    most = _scale(error)
+    error, most = found.error, _scale(found.error)
     parts = (error / max(most, 1e-20) * 255).clamp(0, 255).round().to(torch.uint8)
     packed = [b64encode(part.numpy().tobytes()).decode() for part in parts]
     return {"step": found.step, "size": list(error.shape[1:]), "most": most, "error": packed}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import Tensor
 
 from ..toma_core.patcher.families.base import KEY
@@ -40,8 +42,9 @@ def fits(report: Report, images: Tensor) -> bool:
 
 
 def error_maps(report: Report) -> list[ErrorMap]:
-    """Those that can be drawn: latents of images and videos, not several packed into one."""
-    return [found for found in report.error_maps if found.error.ndim == 4]
+    """Those that can be drawn: latents of images and videos, not several packed into one. What is no number is 0."""
+    drawable = (found for found in report.error_maps if found.error.ndim == 4)
+    return [replace(found, error=found.error.float().nan_to_num(0.0, 1e6, 0.0)) for found in drawable]
 
 
 def why_unmerged(report: Report) -> str:

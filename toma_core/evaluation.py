@@ -12,7 +12,7 @@ from math import prod
 
 from torch import Tensor
 
-from .chunks import Kept
+from .chunks import Memory
 from .merge import TEMPERATURE, Merge, Select, finite, reselect, weigh
 from .plan import Action
 from .selection import keep_count
@@ -66,18 +66,18 @@ class Ride:
 
 
 class Evaluation:
-    """What the blocks of one call of the network do: `action` says what is renewed, `kept` comes from earlier calls.
+    """What the blocks of one call of the network do: `action` says what is renewed, `memory` is what earlier calls kept.
 
     Merged tokens are the means of their group, M x, and the last block of a row gives x + U (row(M x) - M x). With
-    `copies` destinations stand for themselves, and the last block gives every token a copy of its destination, which
-    is corrected outside of the network (clean.py)."""
+    `copies` destinations stand for themselves, and the last block gives every token a copy of its destination, which is
+    replaced outside of the network (clean.py)."""
 
     def __init__(
         self,
         settings: Settings,
         action: Action,
-        kept: Kept,
-        last: Kept | None = None,
+        memory: Memory,
+        before: Memory | None = None,
         copies: bool = False,
         select: Select = reselect,
         grid: Grid = (0, 0),
@@ -85,8 +85,8 @@ class Evaluation:
     ) -> None:
         self.settings = settings
         self.action = action
-        self.kept = kept
-        self.last = last  # of the same chunks, from the call before; with `copies` its destinations rest
+        self.memory = memory
+        self.before = before  # what the same chunks had kept at the call before; with `copies` its destinations rest
         self.copies = copies
         self.select = select
         self.grid = grid  # of the tokens, where it is one for all blocks
@@ -96,7 +96,7 @@ class Evaluation:
         self.counted: dict[tuple[str, int], Counted] = {}
         self.scratch: dict = {}  # of the family: what is the same for all blocks of this call
         self.beside = self.text = 0
-        self.rode = False  # whether any row was merged
+        self.merged_any = False  # whether any row was merged
 
     def __deepcopy__(self, memo: dict) -> Evaluation:
         return self  # packs copy the options of a model deeply
@@ -117,7 +117,7 @@ class Evaluation:
                 raise Unmergeable(f"a block got {x.shape[1]} tokens of a grid of {grid[0]}x{grid[1]}")
             merge = self.merge_for(place, x, grid)
             kept = merge.take(x) if self.copies else merge.merge(x)
-            self.rode = True
+            self.merged_any = True
             ride = self.riding[place.row] = Ride(merge, x.shape[1], kept, None if self.copies else x)
         elif x.shape[1] != ride.kept.shape[1]:
             raise Unmergeable("another node changed the number of tokens between two blocks")
@@ -144,7 +144,7 @@ class Evaluation:
 
     def count(self, place: Place, grid: Grid, channels: int, before: int, after: int) -> None:
         """Notes what this block works on."""
-        self.rode = self.rode or after < before
+        self.merged_any = self.merged_any or after < before
         self.counted[place.row, place.index] = Counted(grid, before, after, self.beside, self.text, channels)
 
     def merge_for(self, place: Place, x: Tensor, grid: Grid) -> Merge:
@@ -152,26 +152,23 @@ class Evaluation:
         if (place.row, place.index) in self.counted:
             raise Unmergeable("another node runs the network more than once in one call")
         name = place.merge_name(grid)
-        if name not in self.kept.merges or (self.action is not Action.REUSE and name not in self.renewed):
+        if name not in self.memory.merges or (self.action is not Action.REUSE and name not in self.renewed):
             self.choose(place, x, grid)
-        merge = self.kept.merges[name]
+        merge = self.memory.merges[name]
         if len(merge.kept) != len(x):
             raise Unmergeable("another node runs the network on a part of the batch")
         return merge
 
-    def choose(self, place: Place, features: Tensor, grid: Grid) -> Merge:
+    def choose(self, place: Place, features: Tensor, grid: Grid) -> None:
         """Select and weigh by features [B, N, C]; a reweight keeps the destinations it has."""
         name, settings = place.merge_name(grid), self.settings
         tiles = Tiles.of(*grid, settings.tile_size)
         split = tiles.split(features)
-        if self.action is Action.REWEIGHT and name in self.kept.merges:
-            merge = weigh(split, self.kept.merges[name].destinations, tiles)
+        if self.action is Action.REWEIGHT and name in self.memory.merges:
+            merge = weigh(split, self.memory.merges[name].destinations, tiles)
         else:
             keep = keep_count(tiles.tokens, settings.ratio)
-            before = self.last.merges.get(name) if self.last and self.copies else None
-            merge = self.select(
-                split, keep, tiles, TEMPERATURE, settings.budget, before.destinations if before else None
-            )
-        self.kept.merges[name] = merge
+            had = self.before.merges.get(name) if self.before and self.copies else None
+            merge = self.select(split, keep, tiles, TEMPERATURE, settings.budget, had.destinations if had else None)
+        self.memory.merges[name] = merge
         self.renewed[name] = (place, grid, merge)
-        return merge

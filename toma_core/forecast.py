@@ -11,13 +11,13 @@ true,
 
     (a2 - a1) . (a2 - a0) / (p2 - p1)   over   (a1 - a0) . (a2 - a0) / (p1 - p0)
 
-The way from a0 to a2 is what both parts of it are measured along. Least squares would measure along a1 - a0; whatever
-wavers in a1 alone then counts for the line and against what came, and the gain comes out too small.
+Both are measured along the way from a0 to a2. Along a1 - a0, as by least squares, noise in a1 alone would lengthen the
+line and shorten what follows, and the gain would be too small.
 
 A sampler's step takes the share `weight` of its answer into the image, so forecasts that were off by e have moved it
 by the sum of weight * e. The next answer that is computed shows that sum: between p1 and p2 the answers lay close to
-the line from a1 to a2. What the sampler gets then is a2 less that sum, by its own weight: errors of forecasts don't
-stay in the image, and only what bends away from the line does.
+the line from a1 to a2. So the sampler gets a2 less that sum divided by its own weight. What stays in the image is only
+how far the true answers bend away from that line.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from torch import Tensor
 
 GAIN = 0.25  # before an answer has shown it: first answers hardly go on as they began
 LEARNING = 0.5  # the share of the gain that comes from the last answer
-MOST = 3.0  # upper limit of a correction, in times of the last forecast's own weight * error: weights may fall steeply
+MOST = 3.0  # a correction is at most so many times the last forecast's weight * error: weights may fall steeply
 
 
 @dataclass(frozen=True)

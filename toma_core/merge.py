@@ -124,11 +124,10 @@ class Merge:
         return Merge(self.tiles, destinations, *made)
 
 
-def rows_of(x: Tensor, rows: Tensor, flat: Tensor | None = None) -> Tensor:
+def rows_of(x: Tensor, rows: Tensor, flat: Tensor) -> Tensor:
     """The tokens `rows` [B, K] of each picture: [B, N, C] -> [B, K, C]. `flat` is through_batch(rows, N)."""
     if len(x) > 1 and not x.is_contiguous():  # flattened, all of x would be copied
         return torch.stack([picture.index_select(0, index) for picture, index in zip(x, rows)])
-    flat = through_batch(rows, x.shape[1]) if flat is None else flat
     return x.flatten(0, 1).index_select(0, flat).unflatten(0, rows.shape)
 
 
@@ -200,8 +199,7 @@ def _nearest(up: Tensor, destinations: Destinations, tiles: Tiles) -> Tensor:
 
 
 def finite(x: Tensor) -> Tensor:
-    """x itself, in half precision with what overflowed at the largest number there is, as ComfyUI does it in Flux's
-    blocks: else a difference of two such numbers would be none."""
+    """x; in fp16 infinities become the largest number, as in ComfyUI's Flux blocks, because inf - inf is no number."""
     if x.dtype is not torch.float16:
         return x
     most = torch.finfo(x.dtype).max

@@ -18,10 +18,10 @@ from typing import Protocol
 
 END = 0.45  # a step that removes more of the remaining noise than this is not forecast: too few are left to correct it
 REACH = 5.0  # how many times further than the last two answers are apart a forecast may go, however small the errors
-FIRST_REACH = 1.5  # ... as long as no line has been graded, only an answer that was held
+FIRST_REACH = 1.5  # the same before a line was graded: until then only held answers were
 SLOW = 0.5  # an error estimate falls by no more than this factor at a time
 PATIENCE = 3  # answers in a row of which not even the next step could be forecast, before steps are merged
-FEW = 6  # a run of fewer than PATIENCE * FEW steps has less patience: none below FEW steps
+FEW = 6  # a run of fewer than PATIENCE * FEW steps waits for steps // FEW answers only, below FEW steps for none
 
 
 class Kind(str, Enum):
@@ -61,8 +61,8 @@ class Plan(Protocol):
         """The kind of this evaluation. `places` are those of the answers that it could be forecast from."""
 
     def learn(self, error: float, gain: float = 1.0) -> float | None:
-        """Takes the relative error of the forecast that would have stood in the place of the last evaluation that ran,
-        and the gain of the next ones; returns what it would have cost, in times of what was allowed there."""
+        """Takes the relative error of the forecast for the last evaluation that ran, and the gain of the next ones.
+        Returns what that forecast would have cost, weight * error, in times of what was allowed there."""
 
     def restart(self) -> None:
         """What was learnt so far does not hold from here on."""

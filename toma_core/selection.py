@@ -20,7 +20,7 @@ from torch import Tensor
 from .tiles import Tiles
 
 SELF = 2.0  # the similarity of a token to itself, see `similarity`
-RESTED = 4.0  # what is on top of it for a token that was not picked last time
+RESTED = 4.0  # added to it for tokens that were not picked last time, so that they are preferred
 CHANNELS = 512  # of half-precision features held in fp32 at a time
 HALVED = 64  # picks from which it pays to drop the settled tokens half-way
 LARGE = 2048  # tokens of a tile from which it pays to look only at what a pick has changed
@@ -64,9 +64,8 @@ def keep_count(tokens: int, ratio: float) -> int:
 def similarity(features: Tensor, tiles: Tiles) -> Tensor:
     """Cosine similarities inside each tile, fp32: [B, T, n, C] -> [B, T, n, n].
 
-    The diagonal is 2 instead of 1, more than any other token can reach. Each free token's gain then has 1
-    on top, so a token is never picked twice, and a destination represents itself before all others. Zero tokens count
-    as equal to one another. Padding resembles nothing (-4), and nothing is gained by resembling it.
+    The diagonal is 2: a token that is not picked yet gains 1 more by picking itself, so that none is picked twice and a
+    destination always represents itself. Zero tokens count as equal to one another. Padding resembles nothing (-4), and nothing is gained by resembling it.
     """
     b, t, n, c = features.shape
     x = features.reshape(b * t, n, c)

@@ -27,10 +27,10 @@ def picks_of_the_first_image_for_all(patch):
 
 
 def chunks_in_the_wrong_order(patch):
-    from comfyui_toma.toma_core.chunks import Kept
+    from comfyui_toma.toma_core.chunks import Memory
 
-    gather = Kept.gather.__func__
-    patch.setattr(Kept, "gather", classmethod(lambda cls, parts: gather(cls, parts[::-1])))
+    gather = Memory.gather.__func__
+    patch.setattr(Memory, "gather", classmethod(lambda cls, parts: gather(cls, parts[::-1])))
 
 
 def stale_pick_after_a_change_of_grid(patch):
@@ -52,14 +52,14 @@ def kept_outlives_the_run(patch):
 
     def shared(self, *args, **kwargs):
         init(self, *args, **kwargs)
-        self.kept = kept
+        self.memories = kept
 
     keys, keep = Merging._keys, Merging._keep
 
     def lasting(self, *args):
         keep(self, *args)
-        kept.update(self.kept)
-        self.kept = kept
+        kept.update(self.memories)
+        self.memories = kept
 
     patch.setattr(Merging, "__init__", shared)
     patch.setattr(Merging, "_keep", lasting)
@@ -149,7 +149,7 @@ def controlnet_of_the_first_tokens(patch):
         options, short = shorter(self, evaluation, options, control)
         if control is None:
             return options, None
-        keep = next(iter(evaluation.kept.merges.values())).kept.shape[1]
+        keep = next(iter(evaluation.memory.merges.values())).kept.shape[1]
         return options, {k: [a if a is None else a[:, :keep] for a in adds] for k, adds in control.items()}
 
     patch.setattr(DiTFamily, "shorter_inputs", first)
@@ -209,11 +209,11 @@ def what_was_picked_does_not_rest(patch):
     choose = Evaluation.choose
 
     def restless(self, place, features, grid):
-        last, self.last = self.last, None
+        before, self.before = self.before, None
         try:
             return choose(self, place, features, grid)
         finally:
-            self.last = last
+            self.before = before
 
     patch.setattr(Evaluation, "choose", restless)
 

@@ -6,7 +6,7 @@ from copy import deepcopy
 
 import pytest
 import torch
-from comfyui_toma.toma_core.chunks import Kept
+from comfyui_toma.toma_core.chunks import Memory
 from comfyui_toma.toma_core.evaluation import Evaluation, Place, Unmergeable
 from comfyui_toma.toma_core.merge import reselect, weigh
 from comfyui_toma.toma_core.plan import Action
@@ -35,9 +35,9 @@ def through(evaluation: Evaluation, x: torch.Tensor, row=ROW, seen: list | None 
     return x
 
 
-def merged(action: Action = Action.RESELECT, kept: Kept | None = None, **about) -> Evaluation:
+def merged(action: Action = Action.RESELECT, memory: Memory | None = None, **about) -> Evaluation:
     settings = Settings(**{"ratio": 0.75, **about.pop("settings", {})})
-    return Evaluation(settings, action, kept or Kept(1), **about)
+    return Evaluation(settings, action, memory or Memory(1), **about)
 
 
 def check_row() -> None:
@@ -64,7 +64,7 @@ def test_copies_of_the_kept_tokens():
     x = drawn()
     evaluation = merged(copies=True)
     out = through(evaluation, x)
-    merge = evaluation.kept.merges["row 8x8"]
+    merge = evaluation.memory.merges["row 8x8"]
     rows = merge.take(out)
     assert torch.equal(out, merge.copied(rows))
     assert torch.allclose(rows, block(2, block(1, block(0, merge.take(x)))), atol=1e-6)
@@ -78,7 +78,7 @@ def test_blocks_of_their_own_merge_each_by_itself():
     out = through(evaluation, x, row)
     tiles = Tiles.of(*GRID, 8)
     merge = reselect(tiles.split(x), 16, tiles)
-    assert list(evaluation.kept.merges) == ["all 8x8"], "one merge for all of them"
+    assert list(evaluation.memory.merges) == ["all 8x8"], "one merge for all of them"
     for index in range(3):
         tokens = merge.merge(x)
         x = x + merge.unmerge(block(index, tokens) - tokens)
@@ -100,29 +100,29 @@ def test_left_alone_and_skipped():
 
 def test_what_is_reused_reweighted_and_reselected():
     x, later = drawn(), drawn(1)
-    kept = Kept(1)
-    through(merged(kept=kept), x)
-    first = kept.merges["row 8x8"]
-    reused = merged(Action.REUSE, kept)
+    memory = Memory(1)
+    through(merged(memory=memory), x)
+    first = memory.merges["row 8x8"]
+    reused = merged(Action.REUSE, memory)
     through(reused, later)
-    assert kept.merges["row 8x8"] is first and not reused.renewed
-    reweighted = merged(Action.REWEIGHT, kept)
+    assert memory.merges["row 8x8"] is first and not reused.renewed
+    reweighted = merged(Action.REWEIGHT, memory)
     through(reweighted, later)
-    now, tiles = kept.merges["row 8x8"], Tiles.of(*GRID, 8)
+    now, tiles = memory.merges["row 8x8"], Tiles.of(*GRID, 8)
     assert now.destinations is first.destinations and list(reweighted.renewed) == ["row 8x8"]
     assert torch.equal(now.up, weigh(tiles.split(later), first.destinations, tiles).up)
-    through(merged(kept=kept), later)
-    assert not torch.equal(kept.merges["row 8x8"].kept, first.kept)
+    through(merged(memory=memory), later)
+    assert not torch.equal(memory.merges["row 8x8"].kept, first.kept)
 
 
 @pytest.mark.parametrize("copies", [True, False])
 def test_what_was_picked_rests_where_it_stands_for_itself(copies):
     x = drawn()
-    kept, last = Kept(1), Kept(1)
-    through(merged(kept=last, settings={"ratio": 0.5}), x)
-    through(merged(kept=kept, last=last, copies=copies, settings={"ratio": 0.5}), x)
-    for before, now in zip(last.merges["row 8x8"].kept, kept.merges["row 8x8"].kept):
-        assert len(set(before.tolist()) & set(now.tolist())) == (0 if copies else 32)
+    memory, before = Memory(1), Memory(1)
+    through(merged(memory=before, settings={"ratio": 0.5}), x)
+    through(merged(memory=memory, before=before, copies=copies, settings={"ratio": 0.5}), x)
+    for then, now in zip(before.merges["row 8x8"].kept, memory.merges["row 8x8"].kept):
+        assert len(set(then.tolist()) & set(now.tolist())) == (0 if copies else 32)
 
 
 def test_grids_and_rows_keep_to_themselves():
@@ -134,7 +134,7 @@ def test_grids_and_rows_keep_to_themselves():
     smaller = Place("smaller", "other", 0, last=True)
     tokens, _ = evaluation.enter(smaller, x[:, :32], (4, 8))
     evaluation.leave(smaller, tokens)
-    assert set(evaluation.kept.merges) == {"row 8x8", "other 8x8", "other 4x8"}
+    assert set(evaluation.memory.merges) == {"row 8x8", "other 8x8", "other 4x8"}
 
 
 @pytest.mark.parametrize("change", [lambda x: x[:, :9], lambda x: torch.cat((x, x), 1)])
@@ -182,10 +182,10 @@ def test_a_rival_selects():
 
 def test_a_part_of_the_batch_and_a_second_time():
     """Another node that runs the network in halves: neither takes what belongs to the other."""
-    x, kept = drawn(), Kept(1)
-    through(merged(kept=kept), x)
+    x, memory = drawn(), Memory(1)
+    through(merged(memory=memory), x)
     with pytest.raises(Unmergeable, match="part of the batch"):
-        merged(Action.REUSE, kept).enter(ROW[0], x[:1], GRID)
+        merged(Action.REUSE, memory).enter(ROW[0], x[:1], GRID)
     evaluation = merged()
     through(evaluation, x[:1])
     with pytest.raises(Unmergeable, match="more than once"):

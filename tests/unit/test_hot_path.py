@@ -7,7 +7,7 @@ from functools import partial
 import inductor
 import pytest
 import torch
-from comfyui_toma.toma_core.chunks import Kept
+from comfyui_toma.toma_core.chunks import Memory
 from comfyui_toma.toma_core.clean import grid_of, latent_of, tokens_of, unmerged
 from comfyui_toma.toma_core.evaluation import Evaluation, Place
 from comfyui_toma.toma_core.forecast import Forecast
@@ -137,7 +137,7 @@ def test_a_row_is_two_products_or_reads_of_rows(grid, dtype, copies):
     (height, width, tile, ratio), (_, x, _) = grid, setting(grid, dtype=dtype)
     settings = Settings(ratio=ratio, tile_size=tile)
     row = [Place("row", "row", i, last=i == 2) for i in range(3)]
-    kept = Kept(1)
+    kept = Memory(1)
 
     def step(action: Action = Action.REUSE) -> None:
         evaluation, tokens = Evaluation(settings, action, kept, copies=copies), x

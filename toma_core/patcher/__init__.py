@@ -95,5 +95,6 @@ def _attention(options: dict) -> str:
     """The attention that ComfyUI has selected."""
     from comfy.ldm.modules.attention import optimized_attention
 
-    name = optimized_attention.__name__.removeprefix("attention_")
+    # a pack may put any callable there
+    name = getattr(optimized_attention, "__name__", type(optimized_attention).__name__).removeprefix("attention_")
     return f"attention: {name}" + (" (overridden by another node)" if "optimized_attention_override" in options else "")

@@ -24,6 +24,7 @@ NEEDS = (
     "comfy.model_sampling:CONST",
     "comfy.ldm.modules.attention:optimized_attention",
     "comfy.ldm.modules.diffusionmodules.openaimodel:UNetModel",
+    "comfy_execution.utils:get_executing_context",
     "folder_paths:get_temp_directory",
     "server:PromptServer",
 )

@@ -24,7 +24,7 @@ def raise_unless_out_of_memory(error: RuntimeError) -> None:
         raise error
 
 
-def ours(work: Callable, *args):
+def guarded(work: Callable, *args):
     """work(*args), not compiled; out of memory it raises Unmergeable."""
     try:
         return uncompiled(work, *args)

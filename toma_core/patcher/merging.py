@@ -12,7 +12,7 @@ from threading import Lock
 
 from torch import Tensor, nn
 
-from ..chunks import Kept
+from ..chunks import Memory
 from ..clean import latent_of, tokens_of, unmerged
 from ..evaluation import Evaluation, Unmergeable
 from ..merge import Select
@@ -22,7 +22,7 @@ from .account import Account
 from .dynamo import as_a_call_of_its_own, keep_out_of_graphs, room_for_graphs
 from .families.base import KEY, Family, seams_on
 from .families.dit import DiTFamily
-from .memory import ours, raise_unless_out_of_memory
+from .memory import guarded, raise_unless_out_of_memory
 
 NOT_TOLD = "another node runs the blocks without their transformer_options, or does not run them"
 TRIES = 3  # calls that could not go on merged and were run again in full, before no more are tried
@@ -41,7 +41,7 @@ class Merging:
         self.merges_none = all(place.skipped for place in family.places)
         self.kind: Kind | None = None  # of the answer that is asked for; None: of none
         self.merged = False  # whether any call for it has merged
-        self.kept: dict[Hashable, tuple[Kept, int]] = {}
+        self.memories: dict[Hashable, tuple[Memory, int]] = {}
         self.passes: dict[Hashable, int] = {}
         self.merged_steps: set[int] = set()
         self.answers = 0  # of the guider that ran, the one under way included
@@ -64,7 +64,7 @@ class Merging:
         """Puts the forwards back and drops all that was kept."""
         for seams in self.networks.values():
             seams.close()
-        self.kept.clear()
+        self.memories.clear()
         self.passes.clear()
 
     def apply_model(
@@ -100,7 +100,7 @@ class Merging:
             evaluation = self._evaluation(x, keys, options, inputs, merges=False)
             out = self._network(evaluation, executor, x, t, c_concat, c_crossattn, control, options, inputs)
         with self.lock:
-            self.merged = self.merged or evaluation.rode
+            self.merged = self.merged or evaluation.merged_any
             self._keep(evaluation, keys, out)
             self.account.picks(evaluation, options.get("cond_or_uncond") or [0])
             self.account.count(evaluation, x)
@@ -108,13 +108,15 @@ class Merging:
 
     def _network(self, evaluation: Evaluation, executor, x, t, c_concat, c_crossattn, control, options, inputs):
         options = {**options, KEY: evaluation}
+        # A UNet takes residuals out of these lists, and a call that is run again needs them once more.
+        control = control and {name: list(adds) if isinstance(adds, list) else adds for name, adds in control.items()}
         rides = evaluation.copies and evaluation.merges
         if rides and self.dit:
-            options, control = ours(self.dit.shorter_inputs, evaluation, options, control)
+            options, control = guarded(self.dit.shorter_inputs, evaluation, options, control)
         with room_for_graphs(self.family.compiles):
             out = executor(x, t, c_concat, c_crossattn, control, options, **inputs)
-        if rides and evaluation.rode:
-            out = ours(self._unmerged, evaluation, out)
+        if rides and evaluation.merged_any:
+            out = guarded(self._unmerged, evaluation, out)
         elif rides and (control is not None or "double_block" in options.get("patches", {})):
             raise Unmergeable(NOT_TOLD)  # what was made shorter for the kept tokens has met all of them
         elif rides:
@@ -131,10 +133,10 @@ class Merging:
         return not foreign
 
     def _unmerged(self, evaluation: Evaluation, out: Tensor) -> Tensor:
-        """The clean estimates [B, C, ...] of all tokens, of those of the kept ones."""
-        assert self.dit is not None and evaluation.last is not None and evaluation.last.clean is not None
-        merge, patch = next(iter(evaluation.kept.merges.values())), self.dit.patch
-        clean = unmerged(tokens_of(out, patch), evaluation.last.clean, merge)
+        """x0 [B, C, ...] of all tokens, from x0 of the kept ones."""
+        assert self.dit is not None and evaluation.before is not None and evaluation.before.clean is not None
+        merge, patch = next(iter(evaluation.memory.merges.values())), self.dit.patch
+        clean = unmerged(tokens_of(out, patch), evaluation.before.clean, merge)
         return latent_of(clean, out, patch)
 
     def _wrap(self, network: nn.Module) -> None:
@@ -157,9 +159,9 @@ class Merging:
     ) -> Evaluation:
         """What the blocks of this call do with their tokens."""
         grid, rides = self.family.grid(tuple(x.shape)), self.dit is not None
-        # In a full step what was kept is only handed on, if a merged step may reuse it.
-        last = self._last(keys) if self.kind is Kind.MERGED or self.settings.reselect_every > 1 else None
-        unchanged = last if last is not None and rides else Kept(len(keys))
+        # A full step needs it only to hand it on to a merged step that may reuse it.
+        before = self._before(keys) if self.kind is Kind.MERGED or self.settings.reselect_every > 1 else None
+        unchanged = before if before is not None and rides else Memory(len(keys))
         leave = Evaluation(self.settings, Action.LEAVE, unchanged, copies=rides, grid=grid, inputs=inputs)
         if not merges or self.kind is not Kind.MERGED or self.merges_none or self.run_again >= TRIES:
             return leave
@@ -167,37 +169,37 @@ class Merging:
         if why:
             self.account.note(f"tokens are not merged: {why}")
             return leave
-        if rides and (last is None or last.clean is None):
+        if rides and (before is None or before.clean is None):
             return leave  # the first evaluation of a chunk: there is no clean estimate yet
-        action, kept = self._turn(last, len(keys))
-        evaluation = Evaluation(self.settings, action, kept, last, rides, self.select, grid, inputs)
+        action, memory = self._turn(before, len(keys))
+        evaluation = Evaluation(self.settings, action, memory, before, rides, self.select, grid, inputs)
         return self._chosen(evaluation) or leave if rides else evaluation
 
-    def _last(self, keys: Sequence[Hashable]) -> Kept | None:
+    def _before(self, keys: Sequence[Hashable]) -> Memory | None:
         """What these chunks kept from the call before; None if one of them has not come by yet."""
-        parts = [part for part in map(self.kept.get, keys) if part is not None]
+        parts = [part for part in map(self.memories.get, keys) if part is not None]
         try:
-            return Kept.gather(parts) if len(parts) == len(keys) else None
+            return Memory.gather(parts) if len(parts) == len(keys) else None
         except RuntimeError as error:
             raise_unless_out_of_memory(error)
             return None
 
-    def _turn(self, last: Kept | None, chunks: int) -> tuple[Action, Kept]:
+    def _turn(self, before: Memory | None, chunks: int) -> tuple[Action, Memory]:
         """What is to be renewed, counted in merged steps, and what the call starts with. A chunk that missed its turn
         (its prompt starts later) takes it now."""
         now = len(self.merged_steps - {self.account.step})
         selected, weighed = self.settings.schedule.turns(now)
-        if last is None or not last.merges or last.selected_at < selected:
-            return Action.RESELECT, Kept(chunks, now, now)
-        if last.weighed_at < weighed:
-            return Action.REWEIGHT, Kept(chunks, last.selected_at, now, dict(last.merges))
-        return Action.REUSE, Kept(chunks, last.selected_at, last.weighed_at, dict(last.merges))
+        if before is None or not before.merges or before.selected_at < selected:
+            return Action.RESELECT, Memory(chunks, now, now)
+        if before.weighed_at < weighed:
+            return Action.REWEIGHT, Memory(chunks, before.selected_at, now, dict(before.merges))
+        return Action.REUSE, Memory(chunks, before.selected_at, before.weighed_at, dict(before.merges))
 
     def _chosen(self, evaluation: Evaluation) -> Evaluation | None:
         """Kept tokens that ride through the whole network are chosen before it, by the last clean estimate."""
-        assert evaluation.last is not None
+        assert evaluation.before is not None
         try:
-            ours(evaluation.merge_for, self.family.places[-1], evaluation.last.clean, evaluation.grid)
+            guarded(evaluation.merge_for, self.family.places[-1], evaluation.before.clean, evaluation.grid)
         except Unmergeable as stop:
             self.account.note(f"left unmerged because {stop}")
             return None
@@ -208,17 +210,17 @@ class Merging:
             self.merged_steps.add(self.account.step)
         elif not (evaluation.copies and self.settings.ratio):
             return
-        kept = evaluation.kept
+        memory = evaluation.memory
         if self.dit:
             try:
-                kept.clean = tokens_of(out.detach(), self.dit.patch)
+                memory.clean = tokens_of(out.detach(), self.dit.patch)
             except RuntimeError as error:
                 raise_unless_out_of_memory(error)
-        kept.used_at = self.answers
-        self.kept.update({key: (kept, slot) for slot, key in enumerate(keys)})
+        memory.used_at = self.answers
+        self.memories.update({key: (memory, slot) for slot, key in enumerate(keys)})
         # Windows that slide on, and are never seen again, must not pile up.
         horizon = self.answers - 2 * max(2, self.settings.reselect_every)
-        self.kept = {key: part for key, part in self.kept.items() if part[0].used_at >= horizon}
+        self.memories = {key: part for key, part in self.memories.items() if part[0].used_at >= horizon}
 
 
 def _frames(options: dict) -> tuple | None:

@@ -70,6 +70,7 @@ class Report:
     flops_full: float = 0.0
     flops_run: float = 0.0
     finished: bool = False
+    recorded: bool = False  # whether picks and error maps were to be kept
     picks: list[Pick] = field(default_factory=list)
     error_maps: list[ErrorMap] = field(default_factory=list)
 
@@ -88,11 +89,6 @@ class Report:
     def seconds_per_step(self) -> float:
         steps = self.steps if self.finished else len({evaluated.step for evaluated in self.evaluations})
         return self.seconds / max(1, steps)
-
-    @property
-    def flops_saved(self) -> float:
-        """Of the evaluations that ran, the share of the transformer blocks' FLOPs that was not computed."""
-        return 1.0 - self.flops_run / self.flops_full if self.flops_full else 0.0
 
     @property
     def work_speedup(self) -> float:

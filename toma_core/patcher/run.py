@@ -50,7 +50,7 @@ class Run:
         self.listener = listener
         self.plan: Plan = plan or settings.plan()
         self.forecast = Forecast()
-        self.report = Report(family.name, settings, blocks=len(family.places))
+        self.report = Report(family.name, settings, blocks=len(family.places), recorded=record)
         self.account = Account(self.report, family, record, listener)
         self.merging = Merging(settings, family, self.account, select)
         self.sigmas: list[float] = []
@@ -58,7 +58,7 @@ class Run:
         self.seen: tuple | None = None  # shape, phase and step of the last evaluation
         self.several = False  # whether several latents are sampled at a time
         self.grade: Tensor | None = None  # of the last evaluation that ran, still on the device
-        self.since = 0.0
+        self.clock_at = 0.0
         self.inner_calls = 0  # of the network, which no other node answered
         self.started: float | None = None
         keep_out_of_graphs(Run)
@@ -189,8 +189,8 @@ class Run:
     def _clock(self) -> None:
         now = time.perf_counter()
         if self.report.evaluations:
-            self.report.evaluations[-1].seconds = now - self.since
-        self.since = now
+            self.report.evaluations[-1].seconds = now - self.clock_at
+        self.clock_at = now
 
     def _breaks(self, guider, x: Tensor, sigma: float, moment: Moment, options: dict) -> bool:
         """Whether the history must not be continued here."""

@@ -10,7 +10,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from ...evaluation import Evaluation
-from ..memory import ours
+from ..memory import guarded
 from .base import KEY
 from .rows import Cut
 
@@ -55,7 +55,7 @@ class AttentionSeam:
         def keys() -> Tensor:
             return rearrange(k[:, :, start:stop], "b h n d -> b n (h d)")
 
-        merge = ours(lambda: evaluation.merge_for(place, keys(), evaluation.grid))
+        merge = guarded(lambda: evaluation.merge_for(place, keys(), evaluation.grid))
 
         def shorter(x: Tensor) -> Tensor:
             tokens = merge.merge(rearrange(x[:, :, start:stop], "b h n d -> b n (h d)"))
@@ -75,7 +75,7 @@ class AttentionSeam:
             }
             return {**given, "q": shorter(q), "k": shorter(k), "v": shorter(v), **rest}
 
-        found = ours(changed)
+        found = guarded(changed)
         evaluation.count(place, evaluation.grid, channels, count, merge.kept.shape[1])
         evaluation.scratch["attention"] = (merge, start)
         return found
@@ -93,4 +93,4 @@ class AttentionSeam:
             image = merge.unmerge(attention[:, start:end])
             return torch.cat((attention[:, :start], image, attention[:, end:]), 1)
 
-        return ours(whole)
+        return guarded(whole)

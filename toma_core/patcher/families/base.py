@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ...evaluation import Counted, Evaluation, Grid, Place
 from ...merge import Merge
 from ...settings import Settings
-from ..memory import ours
+from ..memory import guarded
 
 KEY = "toma"  # of what is ours in the options of a model
 
@@ -106,8 +106,8 @@ def through(
     run_block: Callable[[Tensor, Merge | None], Tensor],
 ) -> Tensor:
     """The tokens x of a block through it: [B, N, C], or [B, K, C] of a row under way."""
-    tokens, merge = ours(evaluation.enter, place, x, grid)
-    return ours(evaluation.leave, place, run_block(tokens, merge))
+    tokens, merge = guarded(evaluation.enter, place, x, grid)
+    return guarded(evaluation.leave, place, run_block(tokens, merge))
 
 
 @contextmanager

@@ -21,13 +21,14 @@ from ...evaluation import Counted, Evaluation, Grid, Place, Unmergeable
 from ...merge import Merge
 from ...settings import MergeWhere, Settings, SettingsError
 from ..dynamo import has_patches, keep_out_of_graphs, uncompiled
-from ..memory import ours
+from ..memory import guarded
 from .attention import AttentionSeam
 from .base import KEY, Family
 from .entry import Call, Entry, Sequence, Stream
 from .rows import Cut, joined
 
 PUBLISHED_SKIP = 5  # first blocks of each kind that the authors' code leaves alone on Flux
+INSIDE = ("attn1_patch", "attn2_patch", "mlp_patch")  # patches that may know tokens by their number
 WHOLE = "all blocks"  # the row through which tokens ride
 TEXT = "text tokens"  # in an evaluation's scratch: how many there are, as the last block with a text of its own saw it
 
@@ -81,7 +82,7 @@ class DiTFamily(Family):
             yield from ((next(places), stream, i) for i in range(depth))
 
     def install(self, options: dict) -> None:
-        keep_out_of_graphs(DiTFamily, Evaluation, Slot, ForwardSeam, AttentionSeam, Stream, Cut, ours)
+        keep_out_of_graphs(DiTFamily, Evaluation, Slot, ForwardSeam, AttentionSeam, Stream, Cut, guarded)
         if self.attention is not None:
             self.attention.install(options)
             return
@@ -109,7 +110,10 @@ class DiTFamily(Family):
             slot = slots.get(where)
             if not isinstance(slot, Slot) or slot.inner is not None:
                 return f"another node runs code of its own in the place of {' '.join(map(str, where))}"
-        if "double_block" in options.get("patches", {}) and not self.entry.double_block_patches:
+        patches = options.get("patches", {})
+        if self.attention is None and any(patches.get(name) for name in INSIDE):
+            return "a patch of another node works on all tokens inside of blocks"
+        if "double_block" in patches and not self.entry.double_block_patches:
             return "a patch of another node works on the tokens between blocks"
         return self.entry.why_not(Call(self.network, x, options, inputs))
 
@@ -142,7 +146,7 @@ class DiTFamily(Family):
     def shorter_inputs(self, evaluation: Evaluation, options: dict, control: dict | None) -> tuple[dict, dict | None]:
         """Options and ControlNet residuals of a call whose kept tokens ride: what is added between blocks reaches the
         kept tokens, and patches that other nodes have there see all tokens, copies of the kept ones."""
-        merge, count = next(iter(evaluation.kept.merges.values())), prod(evaluation.grid)
+        merge, count = next(iter(evaluation.memory.merges.values())), prod(evaluation.grid)
         if control is not None:
             if any(place.skipped for place in self.places):
                 raise Unmergeable("a ControlNet adds to the blocks that skip_first_blocks leaves alone")
@@ -198,7 +202,7 @@ class DiTFamily(Family):
                 evaluation.count(place, evaluation.grid, tokens.shape[2], count, count)
                 return run(args)
             if evaluation.scratch.setdefault(stream.blocks, place.index) == place.index:
-                tokens = ours(evaluation.riding[place.row].merge.take, tokens)
+                tokens = guarded(evaluation.riding[place.row].merge.take, tokens)
         now = evaluation.tokens_now(place, count)  # of the image, in the sequence as it comes
         full = tokens.shape[1] + count - now
         seen = Sequence(full, count, evaluation.scratch.get(TEXT), self.network, options, evaluation.inputs)
@@ -208,20 +212,20 @@ class DiTFamily(Family):
                 raise Unmergeable(f"{stream.blocks} are called in a way that does not tell where the image tokens lie")
             return run(args)
         evaluation.beside = full - count
-        kept, merge = ours(evaluation.enter, place, tokens[:, start : start + now], evaluation.grid)
+        kept, merge = guarded(evaluation.enter, place, tokens[:, start : start + now], evaluation.grid)
         if merge is None:
             return run(args)
         if begins:
             evaluation.scratch["shape"] = sequence.shape
         cut = Cut(merge, start, full)
         # Blocks add to their tokens in place; without copies what came in is needed again.
-        shorter = ours(cut.tokens, tokens, kept if evaluation.copies else kept.clone(), now)
-        out = run(ours(_shorter, stream, evaluation, args, options, shorter, cut))
+        shorter = guarded(cut.tokens, tokens, kept if evaluation.copies else kept.clone(), now)
+        out = run(guarded(_shorter, stream, evaluation, args, options, shorter, cut))
         made = stream.image_of(out).flatten(1, -2)
-        image = ours(evaluation.leave, place, made[:, start : start + cut.kept])
+        image = guarded(evaluation.leave, place, made[:, start : start + cut.keep])
         if place.row in evaluation.riding:
             return out
-        whole = ours(joined, made, image, start, cut.kept)
+        whole = guarded(joined, made, image, start, cut.keep)
         whole = whole.unflatten(1, evaluation.scratch["shape"][1:-1]) if sequence.ndim > 3 else whole
         return stream.with_image(out, whole)
 

@@ -149,7 +149,7 @@ class Entry:
 # --------------------------------------------------------------------------- where image tokens begin
 
 
-def last(seen: Sequence) -> int | None:
+def at_end(seen: Sequence) -> int | None:
     return seen.length - seen.image
 
 

@@ -28,7 +28,7 @@ class Cut:
         return self.merge.tiles.tokens
 
     @property
-    def kept(self) -> int:
+    def keep(self) -> int:
         return self.merge.kept.shape[1]
 
     def tokens(self, sequence: Tensor, kept: Tensor, now: int) -> Tensor:
@@ -64,7 +64,7 @@ class Cut:
         if value is None:
             return None
         if isinstance(value, int):
-            return value - (self.image - self.kept) if value >= self.start + self.image else value
+            return value - (self.image - self.keep) if value >= self.start + self.image else value
         return [(self.bound(begin), self.bound(end), *rest) for begin, end, *rest in value]
 
     def _rows(self, length: int, ahead: int) -> Tensor:
@@ -81,8 +81,8 @@ def _take(value: Tensor, rows: Tensor, dim: int) -> Tensor:
     return torch.stack([part.index_select(dim - 1, index) for part, index in zip(value, rows)])
 
 
-def joined(sequence: Tensor, image: Tensor, start: int, kept: int) -> Tensor:
+def joined(sequence: Tensor, image: Tensor, start: int, keep: int) -> Tensor:
     """The sequence with all image tokens [B, N, C] in the place of the kept ones."""
-    if sequence.shape[1] == kept:
+    if sequence.shape[1] == keep:
         return image
-    return torch.cat((sequence[:, :start], image, sequence[:, start + kept :]), 1)
+    return torch.cat((sequence[:, :start], image, sequence[:, start + keep :]), 1)

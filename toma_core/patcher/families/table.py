@@ -16,10 +16,10 @@ from .entry import (
     after_embedded_reference,
     after_reference,
     after_text,
+    at_end,
     before_padding,
     cell,
     img_slice,
-    last,
     square,
 )
 
@@ -31,7 +31,9 @@ def _is_flat(call: Call) -> str | None:
 
 
 def _flux(call: Call) -> str | None:
-    if call.inputs.get("ref_latents") is not None and call.inputs.get("ref_latents_method") == "index_timestep_zero":
+    usual = getattr(getattr(call.network, "params", None), "default_ref_method", None)  # which nodes may change
+    method = call.inputs.get("ref_latents_method", usual)
+    if call.inputs.get("ref_latents") is not None and method == "index_timestep_zero":
         return "reference latents with a timestep of zero are modulated by token ranges"
     return _is_flat(call)
 
@@ -43,8 +45,6 @@ def _one_frame(call: Call) -> str | None:
 
 
 def _wan(call: Call) -> str | None:
-    if any(call.options.get("patches", {}).get(name) for name in ("attn1_patch", "attn2_patch")):
-        return "a patch of another node works on the tokens of each frame inside of blocks"
     if call.options.get("ar_state") is not None:
         return "frames are drawn one after the other, from a cache of the tokens before"
     return None
@@ -89,7 +89,9 @@ REFUSED = {
 _DOUBLE = Stream("double_blocks", "double_block", text="txt", rows={"pe": 2}, masks=("attn_mask",), of_text=("txt_",))
 _SINGLE = Stream("single_blocks", "single_block", start=after_text, rows={"pe": 2}, masks=("attn_mask",))
 _QWEN_TEXT = ("txt_", "add_")
-_OMNIGEN = Stream("layers", image="hidden_states", start=last, rows={"image_rotary_emb": 1}, masks=("attention_mask",))
+_OMNIGEN = Stream(
+    "layers", image="hidden_states", start=at_end, rows={"image_rotary_emb": 1}, masks=("attention_mask",)
+)
 _WAN = Stream(
     "blocks",
     "double_block",
@@ -239,8 +241,8 @@ ENTRIES = [
         "hunyuan",
         ("comfy.ldm.hunyuan_video.model:HunyuanVideo",),
         (
-            replace(_DOUBLE, start=last, masks=("attention_mask",)),
-            replace(_SINGLE, start=last, masks=("attention_mask",)),
+            replace(_DOUBLE, start=at_end, masks=("attention_mask",)),
+            replace(_SINGLE, start=at_end, masks=("attention_mask",)),
         ),
         why_not=_hunyuan,
     ),
@@ -254,7 +256,7 @@ ENTRIES = [
         ("comfy.ldm.aura.mmdit:MMDiT",),
         (
             Stream("double_layers", "double_block", text="txt", of_text=("attn.w1", "mlpC")),
-            Stream("single_layers", "single_block", start=last),
+            Stream("single_layers", "single_block", start=at_end),
         ),
     ),
     Entry(
@@ -275,7 +277,7 @@ ENTRIES = [
     Entry(
         "ideogram 4",
         ("comfy.ldm.ideogram4.model:Ideogram4Transformer2DModel",),
-        (Stream("layers", image="x", start=last, rows={"freqs_cis": 1}, masks=("attn_mask",)),),
+        (Stream("layers", image="x", start=at_end, rows={"freqs_cis": 1}, masks=("attn_mask",)),),
         cell,
     ),
     Entry(
@@ -291,7 +293,7 @@ ENTRIES = [
                 "double_stream_layers",
                 image="img_hidden_states",
                 text="instruct_hidden_states",
-                start=last,
+                start=at_end,
                 rows={"joint_rotary_emb": 1, "img_rotary_emb": 1},
                 out=0,
                 alone=("joint_attention_mask", "img_attention_mask"),

@@ -20,7 +20,7 @@ from ...evaluation import Counted, Evaluation, Grid, Place
 from ...merge import Merge
 from ...settings import MergeWhere, Settings
 from ..dynamo import has_patches, keep_out_of_graphs, uncompiled
-from ..memory import ours
+from ..memory import guarded
 from .base import KEY, Family, through
 
 
@@ -67,7 +67,7 @@ class UNetFamily(Family):
         return family
 
     def install(self, options: dict) -> None:
-        keep_out_of_graphs(BlockSeam, FeedForwardSeam, Evaluation, through, ours)
+        keep_out_of_graphs(BlockSeam, FeedForwardSeam, Evaluation, through, guarded)
 
     def seams(self, network: nn.Module) -> Iterator[tuple[nn.Module, Callable[[Callable], Callable]]]:
         modules = dict(network.named_modules())
@@ -129,7 +129,7 @@ class FeedForwardSeam:
             merge: Merge | None = getattr(self.now, "merge", None)
             if merge is None:
                 return original(x)
-            return ours(merge.unmerge, original(ours(merge.merge, x)))
+            return guarded(merge.unmerge, original(guarded(merge.merge, x)))
 
         return forward
 
@@ -162,7 +162,7 @@ class BlockSeam:
 
     def _layers(self, evaluation: Evaluation, x: Tensor, grid: Grid, run: Callable, options: dict) -> Tensor:
         """Merged inside each layer, after its norm; the residual stream keeps all tokens."""
-        merge = ours(evaluation.merge_for, self.place, x, grid)
+        merge = guarded(evaluation.merge_for, self.place, x, grid)
         layers = ("attn1",) if evaluation.settings.merge is MergeWhere.ATTENTION else ("attn1", "attn2")
         free = [layer for layer in layers if not _patched(options, layer)]
         try:
@@ -219,13 +219,13 @@ def _whole_for_others(options: dict, merge: Merge) -> dict:
     whole, shorter = merge.unmerge, merge.merge
     for layer in ("attn1", "attn2"):
         if _patched(options, layer):
-            widen = _tokens_through(layer, partial(ours, whole))
-            options = _around(options, layer, widen, lambda n, extra_options: ours(shorter, n), outermost=True)
+            widen = _tokens_through(layer, partial(guarded, whole))
+            options = _around(options, layer, widen, lambda n, extra_options: guarded(shorter, n), outermost=True)
     middle = options.get("patches", {}).get("middle_patch")
     if middle:
 
         def on_all(patch):
-            return lambda x, extra_options: ours(shorter, patch(ours(whole, x), extra_options))
+            return lambda x, extra_options: guarded(shorter, patch(guarded(whole, x), extra_options))
 
         options = {**options, "patches": {**options["patches"], "middle_patch": [on_all(p) for p in middle]}}
     return options
@@ -234,7 +234,7 @@ def _whole_for_others(options: dict, merge: Merge) -> dict:
 def _merged_attention(options: dict, merge: Merge, layers: list[str]) -> dict:
     """Options in which these attention layers work on merged tokens."""
     for layer in layers:
-        narrow = _tokens_through(layer, partial(ours, merge.merge))
-        widen = lambda n, extra_options: ours(merge.unmerge, n)  # noqa: E731
+        narrow = _tokens_through(layer, partial(guarded, merge.merge))
+        widen = lambda n, extra_options: guarded(merge.unmerge, n)  # noqa: E731
         options = _around(options, layer, narrow, widen, outermost=False)
     return options
