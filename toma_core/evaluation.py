@@ -66,7 +66,7 @@ class Ride:
 
 
 class Evaluation:
-    """What the blocks of one call of the network do: `action` says what is renewed, `memory` is what earlier calls kept.
+    """What the blocks of one call of the network do: `action` says what is renewed, `memory` what earlier calls kept.
 
     Merged tokens are the means of their group, M x, and the last block of a row gives x + U (row(M x) - M x). With
     `copies` destinations stand for themselves, and the last block gives every token a copy of its destination, which is

@@ -65,7 +65,8 @@ def similarity(features: Tensor, tiles: Tiles) -> Tensor:
     """Cosine similarities inside each tile, fp32: [B, T, n, C] -> [B, T, n, n].
 
     The diagonal is 2: a token that is not picked yet gains 1 more by picking itself, so that none is picked twice and a
-    destination always represents itself. Zero tokens count as equal to one another. Padding resembles nothing (-4), and nothing is gained by resembling it.
+    destination always represents itself. Zero tokens count as equal to one another. Padding resembles nothing (-4), and
+    nothing is gained by resembling it.
     """
     b, t, n, c = features.shape
     x = features.reshape(b * t, n, c)
