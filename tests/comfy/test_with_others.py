@@ -168,6 +168,74 @@ def test_controlnet_keeps_its_effect(models, merged, name):
     assert torch.nn.functional.cosine_similarity(ours.flatten(), effect.flatten(), dim=0) > 0.5
 
 
+def spatial_transformers(model):
+    """The spatial transformers of a UNet."""
+    return (module for module in model.model.diffusion_model.modules() if type(module).__name__ == "SpatialTransformer")
+
+
+@pytest.mark.parametrize("name", ["flux", "sdxl"])
+def test_a_call_that_is_run_again_still_has_its_controlnet(models, merged, monkeypatch, name):
+    """A UNet takes a ControlNet's residuals out of their lists. The first merged call runs out of memory in the middle of
+    the network: the image must be that of a run whose call was left alone from the start."""
+    from comfyui_toma.toma_core.merge import Merge
+
+    positive, negative = setups.control(models[name], 128, 128)
+    given = {**RUN, "cfg": 1.0, "positive": positive, "negative": negative}
+    first = 0 if name == "sdxl" else 1  # on a DiT nothing is merged before there is a clean estimate
+    late = {"ratio": RATIO, "reselect_every": 1, "start_percent": (first + 1) / RUN["steps"]}
+    alone = builders.sample(merged(models[name], **late), **given)
+    patched, calls, residual = merged(models[name], ratio=RATIO, reselect_every=1), [], Merge.residual
+    rows = len(list(spatial_transformers(models[name]))) or 1  # on a DiT the whole network is one
+
+    def fails_once(self, *args):
+        calls.append(True)
+        if len(calls) == rows:  # in the last row of the first merged call
+            raise torch.cuda.OutOfMemoryError("on purpose")
+        return residual(self, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Merge, "residual", fails_once)
+        out = builders.sample(patched, **given)
+    assert len(calls) > rows and "left unmerged because merging ran out of memory" in report(patched).notes
+    assert torch.equal(out, alone)
+
+
+def test_patches_that_know_tokens_by_their_number_see_all_of_them(models, merged):
+    """Inside of a DiT's blocks: Anima's LLLite, a cache of reference tokens."""
+    lengths = []
+
+    def attn1(q, k, v, pe=None, attn_mask=None, extra_options=None, **_):
+        lengths.append(q.shape[-2])
+        return {"q": q, "k": k, "v": v, "pe": pe, "attn_mask": attn_mask}
+
+    if not attention_hook(models["flux"]):
+        return  # ComfyUI 0.16 has no such hook
+    other = models["flux"].clone()
+    other.set_model_patch(attn1, "attn1_patch")
+    patched = merged(other, ratio=RATIO)
+    out = builders.sample(patched, **RUN)
+    assert len(set(lengths)) == 1 and torch.equal(out, builders.sample(other, **RUN))
+    assert report(patched).notes == [
+        "tokens are not merged: a patch of another node works on all tokens inside of blocks"
+    ]
+
+
+def test_references_whose_usual_method_another_node_has_changed(models, monkeypatch):
+    """Core's FluxKVCache sets it on the network: their modulation then goes by token ranges."""
+    from comfyui_toma.toma_core.patcher import family_of
+    from comfyui_toma.toma_core.settings import Settings
+
+    model, x = models["flux"], torch.zeros(1, 16, 16, 16)
+    family = family_of(model).arrange(Settings())
+    options = {}
+    family.install(options)
+    assert family.why_not(x, options, {"ref_latents": [x]}) is None
+    monkeypatch.setattr(model.model.diffusion_model.params, "default_ref_method", "index_timestep_zero", raising=False)
+    assert "timestep of zero" in family.why_not(x, options, {"ref_latents": [x]})
+    assert family.why_not(x, options, {"ref_latents": [x], "ref_latents_method": "offset"}) is None
+    assert family.why_not(x, options, {}) is None
+
+
 def test_what_is_added_between_blocks_reaches_the_kept_tokens(models):
     """Patches of other nodes see all tokens, copies of the kept ones, and these get their own part of what the patches
     and ControlNets add; reference tokens behind the image are left as they are."""

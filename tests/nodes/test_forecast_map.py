@@ -88,6 +88,27 @@ def test_a_run_that_was_not_recorded_says_so(comfy):
         preview(model, torch.rand(1, 64, 64, 3))
 
 
+def test_a_recorded_run_without_a_map_is_shown(video):
+    """Sound and video packed into one latent, or a history that starts anew at each step: there is no map to draw."""
+    from comfyui_toma.nodes import preview as node
+    from comfyui_toma.nodes.reports import error_maps
+
+    video.picks, video.error_maps[0].error, video.recorded = [], torch.zeros(1, 16), True
+    assert not error_maps(video)
+    model = SimpleNamespace(model=None)
+    report, message = node._report([video], torch.rand(1, 32, 32, 3), model)
+    assert report is video and "connected" not in message
+    video.recorded, video.settings = False, video.settings
+    with pytest.raises(ValueError, match="change the seed"):
+        node._report([video], torch.rand(1, 32, 32, 3), model)
+
+
+def test_an_answer_that_is_no_number_is_drawn(video):
+    video.error_maps[0].error[:] = float("nan")
+    video.picks = []
+    assert torch.isfinite(drawn_frames(video, "forecast error", range(9))).all()
+
+
 @pytest.fixture
 def video(comfy):
     """A video of 3 latent frames of 4 x 4, decoded to 9: frame t was wrong in row t, and keeps token t."""
