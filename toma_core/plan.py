@@ -17,8 +17,7 @@ from math import ceil, floor, inf, isfinite
 from typing import Protocol
 
 END = 0.45  # a step that removes more of the remaining noise than this is not forecast: too few are left to correct it
-REACH = 5.0  # how many times further than the last two answers are apart a forecast may go, however small the errors
-FIRST_REACH = 1.5  # the same before a line was graded: until then only held answers were
+REACH = 1.5  # a forecast may go so many times as far as the last two answers are apart, however small the errors
 SLOW = 0.5  # an error estimate falls by no more than this factor at a time
 PATIENCE = 3  # answers in a row of which not even the next step could be forecast, before steps are merged
 FEW = 6  # a run of fewer than PATIENCE * FEW steps waits for steps // FEW answers only, below FEW steps for none
@@ -143,7 +142,6 @@ class ErrorBudget:
         self.rate = inf  # error / distance (see _distance); infinite until a grade has shown it
         self.gain = 0.0  # of the forecasts, see forecast.py
         self.refused = 0  # computed answers in a row of which not even the next step could be forecast
-        self.reach = FIRST_REACH
         self.graded: tuple[float, float, float] | None = None  # distance, weight and allowance of the last evaluation
 
     def next(self, moment: Moment, places: Sequence[float]) -> Decision:
@@ -152,7 +150,7 @@ class ErrorBudget:
         # Between two scheduled sigmas a forecast counts as that of a step.
         off = max(1, moment.step - self.since) * (self.cost + cost) / self._allowed(moment)
         last = moment.weight > END
-        near = len(places) < 2 or moment.place - places[-1] <= self.reach * (places[-1] - places[-2])
+        near = len(places) < 2 or moment.place - places[-1] <= REACH * (places[-1] - places[-2])
         again = bool(places) and moment.place <= places[-1]
         if off <= 1.0 and near and not last and not again:
             self.cost += cost
@@ -181,14 +179,13 @@ class ErrorBudget:
     def _ran(self, moment: Moment, places: Sequence[float]) -> None:
         self.graded = (_distance(moment.place, places, self.gain), moment.weight, self._allowed(moment))
         self.cost, self.since = 0.0, moment.step
-        self.reach = REACH if len(places) > 1 else FIRST_REACH
 
     def _error(self, place: float, places: Sequence[float]) -> float:
         """The relative error that a forecast at `place` is expected to have."""
         return self.rate * _distance(place, places, self.gain) if places and self.known else inf
 
     def restart(self) -> None:
-        self.rate, self.refused, self.cost, self.graded, self.reach = inf, 0, 0.0, None, FIRST_REACH
+        self.rate, self.refused, self.cost, self.graded = inf, 0, 0.0, None
 
     def learn(self, error: float, gain: float = 1.0) -> float | None:
         self.gain = gain

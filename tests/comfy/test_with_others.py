@@ -175,8 +175,8 @@ def spatial_transformers(model):
 
 @pytest.mark.parametrize("name", ["flux", "sdxl"])
 def test_a_call_that_is_run_again_still_has_its_controlnet(models, merged, monkeypatch, name):
-    """A UNet takes a ControlNet's residuals out of their lists. The first merged call runs out of memory in the middle of
-    the network: the image must be that of a run whose call was left alone from the start."""
+    """A UNet takes a ControlNet's residuals out of their lists. The first merged call runs out of memory in the middle
+    of the network: the image must be that of a run whose call was left alone from the start."""
     from comfyui_toma.toma_core.merge import Merge
 
     positive, negative = setups.control(models[name], 128, 128)
