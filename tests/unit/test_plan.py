@@ -224,7 +224,7 @@ def test_it_never_forecasts_further_than_was_seen():
     plan.next(Moment(0, 20, 0.0, 0.05), [])
     plan.next(Moment(1, 20, 0.01, 0.05), [0.0])
     plan.learn(0.0)
-    assert plan.next(Moment(2, 20, 0.025, 0.05), [0.0, 0.01]).kind is Kind.FORECAST
+    assert plan.next(Moment(2, 20, 0.024, 0.05), [0.0, 0.01]).kind is Kind.FORECAST
     far = plan.next(Moment(3, 20, 0.026, 0.05), [0.0, 0.01])
     assert far.kind is Kind.FULL and "too far" in far.why
 
