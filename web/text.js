@@ -148,6 +148,7 @@ const REASONS = {
   ko: [
     [/^expected to be off by (\S+) times the tolerance$/, "허용 오차의 $1배 벗어날 것으로 예상"],
     [/^a forecast would be off by (\S+) times the tolerance$/, "예측하면 허용 오차의 $1배 벗어남"],
+    [/^with the forecasts before it, this one would be off by (\S+) times the tolerance$/, "앞선 예측들과 합하면 허용 오차의 $1배 벗어남"],
     [/^how wrong a forecast would be is not known yet$/, KO.notKnown],
     [/^too far from the last answers to be forecast$/, "마지막 답들에서 너무 멂"],
     [/^forecasting ran out of memory$/, "예측할 메모리가 부족함"],
@@ -163,6 +164,7 @@ const REASONS = {
   zh: [
     [/^expected to be off by (\S+) times the tolerance$/, "预计偏离容差的 $1 倍"],
     [/^a forecast would be off by (\S+) times the tolerance$/, "若预测会偏离容差的 $1 倍"],
+    [/^with the forecasts before it, this one would be off by (\S+) times the tolerance$/, "与之前的预测合计会偏离容差的 $1 倍"],
     [/^how wrong a forecast would be is not known yet$/, ZH.notKnown],
     [/^too far from the last answers to be forecast$/, "离最近的结果太远"],
     [/^forecasting ran out of memory$/, "预测时内存不足"],

@@ -29,6 +29,8 @@ from .report import ErrorMap, Evaluated, Report
 UNASKED = "another node runs the model in a way of its own, so that this run was never asked"
 SEVERAL = "nothing is forecast: another node asks more than once at each sigma"
 NO_LATENT = "nothing is forecast: the guider's answer is not a latent, another node has changed what it gives"
+NOTHING_SET = "nothing is forecast or merged with these settings: ratio and tolerance are 0"
+SHORTEST = 4  # steps: two are computed, one is forecast, the last corrects it
 NO_BLOCKS = "no tokens were merged: no block of the model came by, another node runs the model in a way of its own"
 
 
@@ -227,7 +229,10 @@ class Run:
                 self.account.note(NO_BLOCKS)
         elif finished and not report.notes and set(report.kinds) == {Kind.FULL.value} and self._means_to():
             why = Counter(evaluated.why for evaluated in report.evaluations).most_common(1)[0][0]
+            why = f"{report.steps} steps are too few" if report.steps < SHORTEST else why
             self.account.note(f"nothing was forecast or merged: {why}")
+        elif not self._means_to():
+            report.notes.append(NOTHING_SET)  # no warning: it is how a plain run is timed
         report.blocks_merged = len(self.account.merged_blocks)
         report.attention = attention
         report.finished = finished
