@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..toma_core import quality
 from .images import as_files, check_images, shown_images
-from .reports import made_by, reports_of
+from .reports import NoRun, made_by, reports_of
 
 _DARK = (20, 22, 26)
 
@@ -65,11 +65,12 @@ class ToMACompare(io.ComfyNode):
             raise ValueError(f"{sizes}: only images of the same size and number can be compared.")
         psnr, ssim = quality.psnr(reference, image), quality.ssim(reference, image)
         distance = _distance(clip_vision, reference, image) if clip_vision is not None else nan
-        before = _seconds(reference_model, "reference_model", reference)
-        after = _seconds(image_model, "image_model", image)
+        remarks: list[str] = []
+        before = _seconds(reference_model, "reference_model", reference, remarks)
+        after = _seconds(image_model, "image_model", image, remarks)
         speedup = before / after if before and after else nan
         drawn = _side_by_side(reference, image)
-        text = _sentence(psnr, ssim, distance, before, after, speedup)
+        text = " ".join([_sentence(psnr, ssim, distance, before, after, speedup), *remarks])
         some = shown_images(len(image))
         apart = quality.difference(reference[some], image[some])
         most = float(apart.max())
@@ -89,11 +90,15 @@ def _size(images: Tensor) -> str:
     return f"{count} of {width}x{height}"
 
 
-def _seconds(model, name: str, images: Tensor) -> float:
-    """s/step of the run of a model that made the images, or nan without a model."""
+def _seconds(model, name: str, images: Tensor, remarks: list[str]) -> float:
+    """s/step of the run of a model that made the images; nan without a model, or without a run: then a remark."""
     if model is None:
         return nan
-    return made_by(reports_of(model, name), images, model).seconds_per_step
+    try:
+        return made_by(reports_of(model, name), images, model).seconds_per_step
+    except NoRun as why:
+        remarks.append(f"No speed-up: {why}")
+        return nan
 
 
 def _distance(clip_vision, reference: Tensor, image: Tensor) -> float:

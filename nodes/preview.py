@@ -14,9 +14,10 @@ from torch import Tensor
 
 from ..toma_core import overlay
 from ..toma_core.patcher.report import ErrorMap, Pick, Report
+from ..toma_core.settings import Settings
 from .images import as_files, check_images, shown_images
 from .live import told
-from .reports import error_maps, fits, made_by, reports_of, why_unmerged
+from .reports import NoRun, error_maps, fits, made_by, reports_of, why_unmerged
 
 ERROR = "forecast error"
 STYLES = ("kept tokens", "regions", "density", ERROR)
@@ -82,11 +83,16 @@ class ToMAPreview(io.ComfyNode):
         images = check_images(images, "images")
         if style not in STYLES:
             raise ValueError(f"style is {style!r}: it takes one of {', '.join(STYLES)}.")
-        report, message = _report(reports_of(model, "model"), images, model)
+        shown = shown_images(len(images))
+        try:
+            report, message = _report(reports_of(model, "model"), images, model)
+        except NoRun as why:
+            none = Report("", Settings(ratio=0.0), blocks=0, notes=[str(why)])
+            page = {"images": as_files(images[shown], cls), "picks": _save(none, str(why), shown)}
+            return io.NodeOutput(images, str(why), json.dumps(none.as_json()), ui={"toma": [page]})
         numbers = range(len(images)) if frame <= 0 else [min(frame, len(images)) - 1]
         drawn, about = _drawn(report, images, numbers, step, blocks, style)
         message = " ".join(part for part in (*about, message) if part)
-        shown = shown_images(len(images))
         page = {"images": as_files(images[shown], cls), "picks": _save(report, message, shown)}
         text = json.dumps(report.as_json())
         return io.NodeOutput(drawn, f"{message}\n{report.sentence()}", text, ui={"toma": [page]})
@@ -99,7 +105,7 @@ def _report(reports: list[Report], images: Tensor, model) -> tuple[Report, str]:
     computed = [kind for kind in report.kinds if kind != "forecast"]
     recordable = report.blocks_merged or (report.settings.tolerance and len(computed) > 1)
     if recordable and not report.recorded:
-        raise ValueError(f"model: {_NOT_RECORDED}")
+        raise NoRun(f"model: {_NOT_RECORDED}")
     if fitting:
         return report, ""
     latent = "x".join(map(str, reversed(report.latent[-2:])))

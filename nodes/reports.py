@@ -10,18 +10,23 @@ from ..toma_core.patcher.families.base import KEY
 from ..toma_core.patcher.report import ErrorMap, Report
 
 
+class NoRun(Exception):
+    """There is no run to show; the message says why. The images that came along are as they were: a ToMA node that is
+    bypassed must not end the prompt."""
+
+
 def reports_of(model, name: str) -> list[Report]:
     """The runs of a model, oldest first. `name` is the input it came in by, for the message."""
     handle = model.model_options.get(KEY)
     if handle is None:
-        raise ValueError(
-            f"{name} has no ToMA: connect the model that comes out of a ToMA node and goes into the sampler. "
-            "To time a plain run, give it a ToMA node with preset custom, ratio 0 and tolerance 0."
+        raise NoRun(
+            f"{name} has no ToMA (is it bypassed?): connect the model that comes out of a ToMA node and goes into the "
+            "sampler. To time a plain run, give it a ToMA node with preset custom, ratio 0 and tolerance 0."
         )
     if not handle.reports:
-        raise ValueError(
-            f"{name} has not been sampled with: connect the same model to a sampler, and what that sampler "
-            "made to this node."
+        raise NoRun(
+            f"{name} was not sampled: put ToMA last before the sampler, and connect the same model to the sampler and "
+            "to this node."
         )
     return list(handle.reports)
 

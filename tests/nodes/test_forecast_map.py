@@ -84,22 +84,24 @@ def test_a_run_that_was_not_recorded_says_so(comfy):
 
     model = patch(builders.tiny_sdxl(), Settings(ratio=0.0, tolerance=0.05))
     builders.sample(model, 64, 64, steps=4, cfg=1.0)
-    with pytest.raises(ValueError, match="before the preview was connected.*change the seed"):
-        preview(model, torch.rand(1, 64, 64, 3))
+    images = torch.rand(1, 64, 64, 3)
+    shown = preview(model, images)
+    assert "before the preview was connected" in shown.text and "change the seed" in shown.text
+    assert torch.equal(shown.image, images)
 
 
 def test_a_recorded_run_without_a_map_is_shown(video):
     """Sound and video packed into one latent, or a history that starts anew at each step: there is no map to draw."""
     from comfyui_toma.nodes import preview as node
-    from comfyui_toma.nodes.reports import error_maps
+    from comfyui_toma.nodes.reports import NoRun, error_maps
 
     video.picks, video.error_maps[0].error, video.recorded = [], torch.zeros(1, 16), True
     assert not error_maps(video)
     model = SimpleNamespace(model=None)
     report, message = node._report([video], torch.rand(1, 32, 32, 3), model)
     assert report is video and "connected" not in message
-    video.recorded, video.settings = False, video.settings
-    with pytest.raises(ValueError, match="change the seed"):
+    video.recorded = False
+    with pytest.raises(NoRun, match="change the seed"):
         node._report([video], torch.rand(1, 32, 32, 3), model)
 
 

@@ -117,12 +117,13 @@ def test_never_ran_and_plain_models_say_which_input_and_what_to_do(pack, sampled
 
     images = torch.rand(1, 64, 64, 3)
     plain = builders.tiny_sdxl()
-    with pytest.raises(ValueError, match="model has no ToMA"):
-        preview(plain, images)
-    with pytest.raises(ValueError, match="model has not been sampled with"):
-        preview(merged(pack, plain, record=True), images)
-    with pytest.raises(ValueError, match="reference_model has no ToMA.*ratio 0 and tolerance 0"):
-        ToMACompare.execute(images, images, reference_model=plain, image_model=sampled)
+    for model, why in ((plain, "model has no ToMA"), (merged(pack, plain, record=True), "model was not sampled")):
+        picture, text, page = preview(model, images)
+        assert text.startswith(why) and torch.equal(picture, images), "a bypassed ToMA must not end the prompt"
+        assert page_file(page)["message"] == text
+    told = ToMACompare.execute(images, images, reference_model=plain, image_model=sampled).args
+    assert told[6] != told[6], "no speed-up"
+    assert "reference_model has no ToMA" in told[7] and "ratio 0 and tolerance 0" in told[7]
 
 
 def test_another_size_is_drawn_and_said(sampled):
@@ -147,8 +148,9 @@ def test_run_before_the_preview_was_connected_says_so(pack):
 
     model = merged(pack, builders.tiny_sdxl())
     builders.sample(model, 64, 64, steps=2)
-    with pytest.raises(ValueError, match="before the preview was connected.*change the seed"):
-        preview(model, torch.rand(1, 64, 64, 3))
+    images = torch.rand(1, 64, 64, 3)
+    picture, text, _ = preview(model, images)
+    assert "before the preview was connected" in text and "change the seed" in text and torch.equal(picture, images)
 
 
 def test_second_pass_is_told_from_the_first_by_its_shape(pack):
