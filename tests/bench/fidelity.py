@@ -40,6 +40,7 @@ from demo_pack import loading  # noqa: E402
 OUT = TESTS.parent / ".dev" / "fidelity"
 DOWNLOADS = TESTS.parent / ".dev" / "training"
 DIALS = TESTS / "bench" / "results" / "dials.json"
+IN_README = "flux-20"  # the regime of its first image
 AT_ONCE = 4  # prompts of all regimes, before more prompts of any
 
 
@@ -167,6 +168,8 @@ def measured(options: argparse.Namespace) -> list[dict]:
         measured = rows.Measured(studio, measures)
         some = [row for point in chosen if (row := rows.row_of(measured, point, not options.tune))]
         tables.print_rows(studio.regime, some)
+        if options.plots and studio.regime.name == IN_README:
+            plots.before_and_after(studio, chosen, options.plots)
         plots.sheet(studio, chosen, OUT / f"sheet-{studio.regime.name}.png")
         made += some
     return made

@@ -2,8 +2,7 @@
 
     python dev.py run tests/browser/build_pictures.py
 
-Runs the demo workflow in a real page and takes them from what it shows: web/docs/demo.jpg, web/docs/<node>/picture.jpg,
-workflows/*.jpg and the demo's own thumbnail.
+Runs the demo workflow in a real page and takes them from what it shows: web/docs/<node>/picture.jpg, workflows/*.jpg and the demo's own thumbnail.
 """
 
 from __future__ import annotations
@@ -88,31 +87,12 @@ def square(image: Image.Image) -> Image.Image:
     return image.crop((left, top, left + side, top + side)).resize((SIDE, SIDE), Image.LANCZOS)
 
 
-def whole_graph(canvas: Canvas) -> Image.Image:
-    """All nodes, large enough to be read, and nothing of the page around them."""
-    page = canvas.page
-    page.evaluate(HIDE_PANELS)
-    page.set_viewport_size({"width": 2300, "height": 1500})
-    numbers = page.evaluate("() => app.graph.nodes.map((n) => n.id)")
-    canvas.frame(page.evaluate(UPPER_LEFT), 0.62)
-    boxes = [canvas.box(number) for number in numbers]
-    path = canvas.screenshot("picture")
-    page.set_viewport_size({"width": 1600, "height": 1000})
-    edges = (
-        min(b["x"] for b in boxes) - 12, min(b["y"] for b in boxes) - 12,
-        max(b["x"] + b["width"] for b in boxes) + 12, max(b["y"] + b["height"] for b in boxes) + 12,
-    )  # fmt: skip
-    with Image.open(path) as image:
-        return image.convert("RGB").crop([round(edge) for edge in edges])
-
-
 def help_images(canvas: Canvas, ids: dict) -> None:
     previews = [shot(canvas, ids["ToMAPreview", row]) for row in ("forecast", "merged")]
     save(beside([shot(canvas, ids["ToMA", row]) for row in ("forecast", "merged")]), DOCS / "ToMA" / "picture.jpg")
     save(beside(previews), DOCS / "ToMAPreview" / "picture.jpg")
     compared = shot(canvas, ids["ToMACompare", "merged"])
     save(compared, DOCS / "ToMACompare" / "picture.jpg")
-    save(whole_graph(canvas), DOCS / "demo.jpg", 1400)
     canvas.frame(ids["ToMACompare", "merged"], 1.5)
     wiped = canvas.element(ids["ToMACompare", "merged"], "summary").query_selector(".toma-wiped").screenshot()
     for path in (WORKFLOWS / "compare.jpg", DEMO.with_suffix(".jpg")):

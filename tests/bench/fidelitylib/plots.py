@@ -6,10 +6,11 @@ from math import ceil
 from pathlib import Path
 
 import torch
-from PIL import Image, ImageDraw
+from comfyui_toma.toma_core.settings import DEFAULT
+from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from .methods import METHODS, OUR_COLOURS, OURS, Point
+from .methods import METHODS, OUR_COLOURS, OURS, UNMERGED, Point
 from .regimes import REGIMES, Regime
 from .rows import of_regime
 from .statistics import standard_error
@@ -89,6 +90,27 @@ def sheet(studio: Studio, points: list[Point], path: Path) -> None:
         contact_sheet(shown).save(path)
 
 
+def before_and_after(studio: Studio, points: list[Point], folder: Path) -> None:
+    """The image at the top of the README: the first prompts, plain and with the default preset."""
+    plain, faster = (next(p for p in points if p.method == name) for name in (UNMERGED, DEFAULT))
+    names = [name for name in studio.names[:SHOWN] if studio.is_drawn(plain, name) and studio.is_drawn(faster, name)]
+    if len(names) < SHOWN:
+        return
+    drawn = {point.method: [studio.drawn(point, name) for name in names] for point in (plain, faster)}
+    ran = [sum(one.ran for one in some) for some in drawn.values()]
+    titles = (f"plain, {studio.regime.steps} steps", f"ToMA, {DEFAULT}, {ran[0] / ran[1]:.1f}x")
+    shown = {title: [one.image for one in some] for title, some in zip(titles, drawn.values())}
+    sheet = contact_sheet(shown, margin=0)
+    sheet = sheet.resize((1200, round(1200 * sheet.height / sheet.width)), Image.LANCZOS)
+    band, font = 30, ImageFont.load_default(18)
+    whole = Image.new("RGB", (sheet.width, sheet.height + 2 * band), "white")
+    for row, title in enumerate(titles):
+        half = sheet.height // 2
+        whole.paste(sheet.crop((0, row * half, sheet.width, row * half + half)), (0, row * (half + band) + band))
+        ImageDraw.Draw(whole).text((4, row * (half + band) + 4), title, "black", font)
+    whole.save(folder / "before-and-after.jpg", quality=88)
+
+
 def contact_sheet(shown: dict[str, list[Tensor]], margin: int = 170) -> Image.Image:
     """Images [H, W, 3] in rows, with the name of each row at the left."""
     height, width = next(iter(shown.values()))[0].shape[:2]
@@ -96,7 +118,8 @@ def contact_sheet(shown: dict[str, list[Tensor]], margin: int = 170) -> Image.Im
     whole = Image.new("RGB", (margin + count * width, len(shown) * height), "white")
     draw = ImageDraw.Draw(whole)
     for row, (name, images) in enumerate(shown.items()):
-        draw.multiline_text((6, row * height + height // 2 - 14), name, fill="black")
+        if margin:
+            draw.multiline_text((6, row * height + height // 2 - 14), name, fill="black")
         for column, image in enumerate(images):
             pixels = (image.clamp(0, 1) * 255).round().to(torch.uint8).numpy()
             whole.paste(Image.fromarray(pixels), (margin + column * width, row * height))
