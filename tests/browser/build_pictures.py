@@ -2,7 +2,8 @@
 
     python dev.py run tests/browser/build_pictures.py
 
-Runs the demo workflow in a real page and takes them from what it shows: web/docs/<node>/picture.jpg, workflows/*.jpg and the demo's own thumbnail.
+Runs the demo workflow in a real page and takes them from what it shows: web/docs/<node>/picture.jpg, workflows/*.jpg
+and the demo's own thumbnail.
 """
 
 from __future__ import annotations
