@@ -158,8 +158,11 @@ class ErrorBudget:
             return Decision(Kind.FORECAST, f"expected to be off by {off:.2g} times the tolerance")
         if self.known and self.cost == 0.0 and off > 1.0:
             self.refused += 1
-        what = "a forecast" if self.cost == 0.0 else "with the forecasts before it, this one"
-        why = f"{what} would be off by {off:.2g} times the tolerance"
+        why = (
+            f"a forecast would be off by {off:.2g} times the tolerance"
+            if self.cost == 0.0
+            else f"with the forecasts before it, this one would be off by {off:.2g} times the tolerance"
+        )
         self._ran(moment, places)
         if last:
             return Decision(Kind.FULL, "near the end of the run")

@@ -186,3 +186,13 @@ def test_half_precision_at_its_limit(comfy, tmp_path, merged):
     patched = merged(model)
     assert torch.isfinite(builders.sample(patched, **size)).all()
     assert report(patched).blocks_merged
+
+
+def test_reasons_that_differ_by_a_number_only_are_one():
+    from comfyui_toma.toma_core.patcher.report import Evaluated, Report
+    from comfyui_toma.toma_core.settings import Settings
+
+    told = Report("flux", Settings(), blocks=1)
+    whys = ["not known yet", "not known yet", *(f"a forecast would be off by {off} times" for off in (1.3, 2, "1e+03"))]
+    told.evaluations = [Evaluated(step, 1.0, "full", why) for step, why in enumerate(whys)]
+    assert told.usual_reason == "a forecast would be off by 1e+03 times"

@@ -134,8 +134,11 @@ def test_peak_memory_is_that_of_the_unmerged_run(comfy, name):
 
     real = Real(name)
     unmerged = real.sampled(ours.Settings(ratio=0.0), "FF")
-    for preset in PRESETS:
-        settings = ours.PRESETS[preset]["unet" if name == "sdxl" else "dit"]
+    presets = {preset: ours.PRESETS[preset]["unet" if name == "sdxl" else "dit"] for preset in PRESETS}
+    # Presets that differ by their tolerance only ask for the same memory in the same kinds of step.
+    alike = {(s.ratio, s.merge, s.tolerance > 0): preset for preset, s in presets.items()}
+    for preset in alike.values():
+        settings = presets[preset]
         peak = real.sampled(settings, "FMM" if not settings.tolerance else "FFPMPMM" if settings.ratio else "FFPFPFF")
         merged = 2 + bool(settings.tolerance) if settings.ratio else 0
         assert real.merged == merged or preset == "paper", "this shows nothing"

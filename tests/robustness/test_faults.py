@@ -240,10 +240,10 @@ def test_no_memory_at_each_merged_step_is_not_tried_for_ever(bench, monkeypatch,
 
 
 SEAMS = {
-    "flux, arguments of a block": ("toma_core.patcher.families.dit", "ours", 2),
-    "flux, after the last block": ("toma_core.patcher.merging", "ours", 3),
-    "flux, before the network": ("toma_core.patcher.merging", "ours", 1),
-    "sdxl, tokens for another node": ("toma_core.patcher.families.unet", "ours", 1),
+    "flux, arguments of a block": ("toma_core.patcher.families.dit", "guarded", 2),
+    "flux, after the last block": ("toma_core.patcher.merging", "guarded", 3),
+    "flux, before the network": ("toma_core.patcher.merging", "guarded", 1),
+    "sdxl, tokens for another node": ("toma_core.patcher.families.unet", "guarded", 1),
 }
 
 
@@ -301,16 +301,16 @@ OOM_WORDS = [
 
 def test_no_memory_in_the_words_of_other_devices(comfy):
     from comfyui_toma.toma_core.evaluation import Unmergeable
-    from comfyui_toma.toma_core.patcher.memory import ours
+    from comfyui_toma.toma_core.patcher.memory import guarded
 
     for error in (OOM("x"), torch.OutOfMemoryError("x"), *map(RuntimeError, OOM_WORDS)):
         with pytest.raises(Unmergeable, match="out of memory"):
-            ours(Raise(lambda _, error=error: error, 1))
+            guarded(Raise(lambda _, error=error: error, 1))
     with pytest.raises(Unmergeable, match="out of memory"):
-        ours(torch.empty, 2**60)  # the allocator's own words
+        guarded(torch.empty, 2**60)  # the allocator's own words
     for error in (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), ValueError("out of memory")):
         with pytest.raises(type(error)):
-            ours(Raise(lambda _, error=error: error, 1))
+            guarded(Raise(lambda _, error=error: error, 1))
 
 
 def test_other_errors_of_ours_are_not_hidden(bench, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, deque
 from dataclasses import asdict, dataclass, field
 from statistics import median
@@ -84,6 +85,13 @@ class Report:
         """How many evaluations were of each kind."""
         count = Counter(self.kinds)
         return {kind.value: count[kind.value] for kind in Kind}
+
+    @property
+    def usual_reason(self) -> str:
+        """Why most evaluations were what they were. Those that differ by a number only are one, told as given last."""
+        last = {re.sub(r"\d\S*", "", evaluated.why): evaluated.why for evaluated in self.evaluations}
+        count = Counter(re.sub(r"\d\S*", "", evaluated.why) for evaluated in self.evaluations)
+        return last[count.most_common(1)[0][0]]
 
     @property
     def seconds_per_step(self) -> float:

@@ -8,7 +8,6 @@ what happens to its tokens is in merging.py.
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable
 
 import torch
@@ -228,9 +227,8 @@ class Run:
             if not any("merged" in note for note in report.notes):
                 self.account.note(NO_BLOCKS)
         elif finished and not report.notes and set(report.kinds) == {Kind.FULL.value} and self._means_to():
-            why = Counter(evaluated.why for evaluated in report.evaluations).most_common(1)[0][0]
-            why = f"{report.steps} steps are too few" if report.steps < SHORTEST else why
-            self.account.note(f"nothing was forecast or merged: {why}")
+            reason = f"{report.steps} steps are too few" if report.steps < SHORTEST else report.usual_reason
+            self.account.note(f"nothing was forecast or merged: {reason}")
         elif not self._means_to():
             report.notes.append(NOTHING_SET)  # no warning: it is how a plain run is timed
         report.blocks_merged = len(self.account.merged_blocks)
