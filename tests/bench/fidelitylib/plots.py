@@ -19,6 +19,7 @@ from .studio import Studio
 FASTEST = 5.0
 COLUMNS = 3
 SHOWN = 6  # prompts on a sheet
+IN_README = 4  # on the image at the top of the README
 
 
 def frontiers(rows: list[dict], folder: Path) -> None:
@@ -93,15 +94,15 @@ def sheet(studio: Studio, points: list[Point], path: Path) -> None:
 def before_and_after(studio: Studio, points: list[Point], folder: Path) -> None:
     """The image at the top of the README: the first prompts, plain and with the default preset."""
     plain, faster = (next(p for p in points if p.method == name) for name in (UNMERGED, DEFAULT))
-    names = [name for name in studio.names[:SHOWN] if studio.is_drawn(plain, name) and studio.is_drawn(faster, name)]
-    if len(names) < SHOWN:
+    names = studio.names[:IN_README]
+    if not all(studio.is_drawn(point, name) for point in (plain, faster) for name in names):
         return
     drawn = {point.method: [studio.drawn(point, name) for name in names] for point in (plain, faster)}
     ran = [sum(one.ran for one in some) for some in drawn.values()]
     titles = (f"plain, {studio.regime.steps} steps", f"ToMA, {DEFAULT}, {ran[0] / ran[1]:.1f}x")
     shown = {title: [one.image for one in some] for title, some in zip(titles, drawn.values())}
     sheet = contact_sheet(shown, margin=0)
-    sheet = sheet.resize((1200, round(1200 * sheet.height / sheet.width)), Image.LANCZOS)
+    sheet = sheet.resize((1000, round(1000 * sheet.height / sheet.width)), Image.LANCZOS)
     band, font = 30, ImageFont.load_default(18)
     whole = Image.new("RGB", (sheet.width, sheet.height + 2 * band), "white")
     for row, title in enumerate(titles):
