@@ -3,7 +3,7 @@
 200 runs of changing size, model, ratio and batch; with --tiny 2000 small ones, merged and forecast, some compiled, each
 with node ids of its own and from a client of its own that watches. At the end memory must be within 2 % of what it was
 when every combination had run and every cache was full, caches no larger, nothing of a run or of an earlier workflow
-alive, and a run as much work of the processor.
+alive. The work of the processor is told and decides nothing: it depends on what else the machine does.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from comfy_server import PACK_NAME, ROOT, ComfyServer  # noqa: E402
 from packslib.report import put_section  # noqa: E402
 from test_server import graph, look  # noqa: E402
 
-WITHIN, SLOWER = 0.02, 1.25
+WITHIN = 0.02
 BOTH, MERGED = {"ratio": 0.5, "tolerance": 1.0}, {"ratio": 0.5, "tolerance": 0.0}
 
 
@@ -146,8 +146,6 @@ def judge(way: Way, kept: Kept) -> tuple[str, list[str]]:
     wrong += [f"alive after run {number}: {held['alive']}" for number, held in kept.held if held["alive"]]
     if abs(last / first - 1) > WITHIN:
         wrong.append(f"memory changed by {last / first - 1:+.1%}")
-    if late > SLOWER * early:
-        wrong.append(f"a run is {late / early:.2f} times the work")
     evaluations = ", ".join(f"{count} {kind}" for kind, count in kept.kinds.items())
     entries = (sum(held["entries"].values()) for held in (before, after))
     lines = [
