@@ -158,3 +158,13 @@ def test_the_table_takes_its_place(run):
     totals = "1 of 2 packs loaded, 1 of them with nodes that take and give a MODEL; of 9 such nodes 4 compose, "
     assert totals in text and totals in done.stdout
     assert str(TESTS.parent) not in text
+
+
+def test_the_docs_have_the_kept_rows():
+    sys.path.insert(0, str(TESTS / "bench"))
+    from packslib import report
+
+    rows = json.loads((TESTS / "bench" / "results" / "packs.json").read_text(encoding="utf-8"))
+    docs = (TESTS.parent / "docs" / "compatibility.md").read_text(encoding="utf-8")
+    assert report.totals(rows) in docs and all((row["source"] or row["pack"]) in docs for row in rows)
+    assert report.count(rows)[report.BAD] == 0
