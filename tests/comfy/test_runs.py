@@ -31,15 +31,15 @@ class OneByOne:
 def check_prompts_apart(models, merged, monkeypatch, name: str, every: int = 1, **settings) -> None:
     """In one batch, one by one, or changing: the same picture.
 
-    Rounding differs with the batch and can turn a near tie between two tokens, so the yardstick is what merging
-    itself costs: a pick of the wrong prompt costs far more than a tenth of that."""
+    Rounding differs with the batch and turns near ties between two tokens, on each processor others, so the yardstick
+    is what merging itself costs: that was up to 0.36 of it, picks of the wrong prompt 0.7 and more."""
     patched = merged(models[name], **settings)
     together = builders.sample(patched, **SIZE)
     cost = (together - builders.sample(models[name], **SIZE)).norm()
     with monkeypatch.context() as patch:
         OneByOne(patch, models[name], every)
         apart = builders.sample(patched, **SIZE)
-    assert (together - apart).norm() < 0.2 * cost
+    assert (together - apart).norm() < 0.5 * cost
     assert report(patched).blocks_merged == report(patched).blocks
 
 
