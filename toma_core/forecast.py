@@ -16,8 +16,8 @@ line and shorten what follows, and the gain would be too small.
 
 A sampler's step takes the share `weight` of its answer into the image, so forecasts that were off by e have moved it
 by the sum of weight * e. The next answer that is computed shows that sum: between p1 and p2 the answers lay close to
-the line from a1 to a2. So the sampler gets a2 less that sum divided by its own weight. What stays in the image is only
-how far the true answers bend away from that line.
+the line from a1 to a2. So the sampler gets a2 less most of that sum divided by its own weight. What stays in the image
+is little more than how far the true answers bend away from that line.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from torch import Tensor
 
 GAIN = 0.25  # before an answer has shown it: first answers hardly go on as they began
 LEARNING = 0.5  # the share of the gain that comes from the last answer
+CORRECTED = 0.8  # the share of the forecasts' errors that is taken out: the line that shows them is not exact
 MOST = 3.0  # a correction is at most so many times the last forecast's weight * error: weights may fall steeply
 
 
@@ -113,7 +114,7 @@ class Forecast:
         if not self.given or place <= self.anchors[-1].place:
             return answer
         *before, last = self.anchors
-        share = min(1.0 / weight, MOST / self.given[-1].weight)
+        share = CORRECTED * min(1.0 / weight, MOST / self.given[-1].weight)
         came = share * sum(g.weight * (g.place - last.place) / (place - last.place) for g in self.given)
         made = _on(answer, last.answer, came)
         if before:

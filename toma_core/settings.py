@@ -96,15 +96,15 @@ _PAPER: dict[str, Any] = dict(ratio=0.5, merge=MergeWhere.LAYER, budget="equal")
 PRESETS: dict[str, dict[str, Settings]] = {
     "balanced": {
         "unet": Settings(ratio=0.0, tolerance=0.3, **_UNET),
-        "dit": Settings(ratio=0.0, tolerance=0.3, **_DIT),
+        "dit": Settings(ratio=0.0, tolerance=0.07, **_DIT),
     },
     "quality": {
-        "unet": Settings(ratio=0.0, tolerance=0.05, **_UNET),
-        "dit": Settings(ratio=0.0, tolerance=0.05, **_DIT),
+        "unet": Settings(ratio=0.0, tolerance=0.07, **_UNET),
+        "dit": Settings(ratio=0.0, tolerance=0.03, **_DIT),
     },
     "fast": {
         "unet": Settings(ratio=0.5, tolerance=0.6, **_UNET),
-        "dit": Settings(ratio=0.0, tolerance=0.6, **_DIT),
+        "dit": Settings(ratio=0.0, tolerance=0.3, **_DIT),
     },
     "turbo": {
         "unet": Settings(ratio=0.0, tolerance=0.8, **_UNET),

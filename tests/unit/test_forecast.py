@@ -6,7 +6,7 @@ import weakref
 
 import pytest
 import torch
-from comfyui_toma.toma_core.forecast import GAIN, MOST, Forecast
+from comfyui_toma.toma_core.forecast import CORRECTED, GAIN, MOST, Forecast
 from comfyui_toma.toma_core.plan import moment_at
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -224,13 +224,13 @@ def test_on_a_line_forecasts_cost_nothing(forecast_steps):
 @pytest.mark.parametrize("gain", [0.0, 0.8])
 def test_what_forecasts_got_wrong_is_undone_by_the_next_answer(gain, forecasts, steps, left):
     """The answer moves along a line, so damped forecasts are off by what the next answer shows. The image right after
-    it, in the middle of the run: what stays is of the order of a step's weight."""
+    it, in the middle of the run: what stays is what is not corrected, and of the rest the order of a step's weight."""
     middle = steps // 2
     sigmas = [1 - i / steps for i in range(steps + 1)][: middle + 2]  # ends after the step at `middle`
     which = set(range(middle - forecasts, middle))
     full = sampled(line(), sigmas, set())
     cost = (sampled(line(), sigmas, which, gain, correct=False) - full).norm()
-    assert (sampled(line(), sigmas, which, gain) - full).norm() < left * cost
+    assert (sampled(line(), sigmas, which, gain) - full).norm() < (1 - CORRECTED + left) * cost
     assert cost > 0.1 * (1 - gain) / steps**2
 
 
@@ -246,7 +246,7 @@ def test_the_correction_by_its_formula():
         was = a1 + 0.5 * (place - 0.2) / 0.2 * (a1 - a0)
         came = a1 + (place - 0.2) / (p2 - 0.2) * (a2 - a1)
         errors += w * (was - came)
-    share = min(1 / weight, MOST / 0.25)
+    share = CORRECTED * min(1 / weight, MOST / 0.25)
     assert torch.allclose(forecast.corrected(p2, weight, a2), a2 - share * errors, atol=1e-12)
 
 

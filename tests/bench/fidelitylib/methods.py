@@ -20,8 +20,8 @@ OTHER_SEED = "unmerged, other seed"
 PAPER = "paper"
 MERGING = "and merging"
 OURS = tuple(name for name in PRESETS if name != PAPER)
-TOLERANCES = (0.03, 0.05, 0.1, 0.16, 0.3, 0.6)
-MERGING_AT = (0.05, 0.16, 0.3)  # tolerances at which merging is added to forecasting
+TOLERANCES = (0.01, 0.03, 0.07, 0.16, 0.3, 0.6)
+MERGING_AT = (0.07, 0.3)  # tolerances at which merging is added to forecasting
 MERGED_AWAY = {"unet": 0.5, "dit": 0.35}  # ... at this ratio
 DEMO_SKIP = 1  # of the demo Flux's 2 + 4 blocks, where the authors leave 5 of 19 and of 38 alone
 SHARES = (0.25, 0.5, 0.75)  # of tokens merged away on a DiT
