@@ -240,4 +240,4 @@ def points(regime: Regime, dials: Callable[[Method, float], float | None]) -> li
 
 def usual_speed(regime: Regime) -> float:
     """The one that --quick looks at."""
-    return regime.speeds[0 if regime.steps <= 4 else 1]
+    return regime.speeds[min(regime.steps > 4, len(regime.speeds) - 1)]

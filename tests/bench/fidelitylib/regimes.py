@@ -68,8 +68,8 @@ REGIMES = [
     Regime("unet-euler-20", "unet", 20, "euler", "simple", 2.5, _USUAL),
     Regime("unet-euler-8", "unet", 8, "euler", "simple", 2.5, _EIGHT),
     Regime("unet-euler-4", "unet", 4, "euler", "simple", 2.5, _FOUR),
-    _flux(20, _USUAL, tokens=4096),
-    Regime("unet-sde-25-4096", "unet", 25, "dpmpp_2m_sde", "karras", 6.0, _NOISY, tokens=4096),
+    _flux(20, (1.8,), tokens=4096),
+    Regime("unet-sde-25-4096", "unet", 25, "dpmpp_2m_sde", "karras", 6.0, (1.5,), tokens=4096),
     # other lengths and samplers, for whether one tolerance means one closeness
     *(_flux(steps, ()) for steps in (12, 30)),
     *(Regime(f"unet-euler-{steps}", "unet", steps, "euler", "simple", 2.5) for steps in (12, 30, 50)),
