@@ -1,4 +1,4 @@
-"""ComfyUI-ToMA: token merging with attention for SDXL and Flux."""
+"""ComfyUI-ToMA: faster sampling by forecast steps and merged tokens."""
 
 WEB_DIRECTORY = "./web"
 

@@ -125,9 +125,9 @@ class Merge:
 
 
 def rows_of(x: Tensor, rows: Tensor, flat: Tensor) -> Tensor:
-    """The tokens `rows` [B, K] of each picture: [B, N, C] -> [B, K, C]. `flat` is through_batch(rows, N)."""
+    """The tokens `rows` [B, K] of each image: [B, N, C] -> [B, K, C]. `flat` is through_batch(rows, N)."""
     if len(x) > 1 and not x.is_contiguous():  # flattened, all of x would be copied
-        return torch.stack([picture.index_select(0, index) for picture, index in zip(x, rows)])
+        return torch.stack([one.index_select(0, index) for one, index in zip(x, rows)])
     return x.flatten(0, 1).index_select(0, flat).unflatten(0, rows.shape)
 
 

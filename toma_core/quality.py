@@ -1,6 +1,6 @@
-"""How far two pictures are apart. Pictures are [H, W, C] or [B, H, W, C] in 0..1.
+"""How far two images are apart. Images are [H, W, C] or [B, H, W, C] in 0..1.
 
-The measures are taken picture by picture; of a batch they are the mean.
+The measures are taken image by image; of a batch they are the mean.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from torch.nn.functional import conv2d, cosine_similarity
 
 
 def psnr(a: Tensor, b: Tensor) -> float:
-    """Peak signal-to-noise ratio in decibels: -10 log10 of the mean squared error; inf for equal pictures."""
+    """Peak signal-to-noise ratio in decibels: -10 log10 of the mean squared error; inf for equal images."""
     a, b = _batch(a), _batch(b)
     return float((-10 * (a - b).square().mean((1, 2, 3)).log10()).mean())
 
 
 def ssim(a: Tensor, b: Tensor) -> float:
     """Structural similarity (Wang et al. 2004): Gaussian window of 11 pixels, sigma 1.5, the mean over
-    channels and over all windows that lie inside the picture. A smaller picture gets a smaller window."""
+    channels and over all windows that lie inside the image. A smaller image gets a smaller window."""
     a, b = (rearrange(_batch(x), "b h w c -> (b c) 1 h w") for x in (a, b))
     side = min(11, *a.shape[-2:])
     bell = torch.exp(-((torch.arange(side, dtype=a.dtype, device=a.device) - (side - 1) / 2) ** 2) / (2 * 1.5**2))
@@ -42,10 +42,10 @@ def difference(a: Tensor, b: Tensor) -> Tensor:
 
 
 def embedding_distance(a: Tensor, b: Tensor) -> float:
-    """Cosine distance of two pictures' embeddings [..., D], of any encoder; mean over the rest."""
+    """Cosine distance of two images' embeddings [..., D], of any encoder; mean over the rest."""
     return float((1 - cosine_similarity(a.double(), b.double(), dim=-1)).mean())
 
 
-def _batch(pictures: Tensor) -> Tensor:
-    # fp64: the variances of nearly equal pictures are small differences of large numbers
-    return pictures.double().reshape(-1, *pictures.shape[-3:])
+def _batch(images: Tensor) -> Tensor:
+    # fp64: the variances of nearly equal images are small differences of large numbers
+    return images.double().reshape(-1, *images.shape[-3:])

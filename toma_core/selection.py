@@ -252,7 +252,7 @@ def _packed(index: Tensor, used: Tensor, keep: int) -> Destinations:
 
 
 @torch.compiler.assume_constant_result
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=128)
 def _shares(tiles: Tiles, keep: int) -> tuple[int, ...]:
     """Destinations of each tile: one, and the rest spread evenly over what the tiles hold beyond one."""
     count, tokens = tiles.count, tiles.tokens
@@ -263,6 +263,6 @@ def _shares(tiles: Tiles, keep: int) -> tuple[int, ...]:
 
 
 @torch.compiler.assume_constant_result
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=128)
 def _first(shares: tuple[int, ...], device: torch.device) -> Tensor:
     return torch.arange(max(shares), device=device) < torch.tensor(shares, device=device)[:, None]

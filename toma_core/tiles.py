@@ -88,7 +88,7 @@ class Tiles:
 
 
 @torch.compiler.assume_constant_result
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=128)
 def _tiles(height: int, width: int, tile: int) -> Tiles:
     count = max(1, round(height * width / tile**2)) if tile else 1
     square = count > 1 and height % tile == width % tile == 0
@@ -96,7 +96,7 @@ def _tiles(height: int, width: int, tile: int) -> Tiles:
 
 
 @torch.compiler.assume_constant_result
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=128)
 def _order(tiles: Tiles, device: torch.device) -> Tensor:
     tokens = torch.arange(tiles.tokens)
     if tiles.count == 1 or tiles.square:
@@ -106,7 +106,7 @@ def _order(tiles: Tiles, device: torch.device) -> Tensor:
 
 
 @torch.compiler.assume_constant_result
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=128)
 def _place(tiles: Tiles, device: torch.device) -> Tensor:
     order = tiles.order(torch.device("cpu"))
     places = torch.arange(len(order))
@@ -117,7 +117,7 @@ def _place(tiles: Tiles, device: torch.device) -> Tensor:
 
 
 @torch.compiler.assume_constant_result
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=128)
 def _real(tiles: Tiles, device: torch.device) -> Tensor:
     held = torch.tensor(_cuts(tiles)).diff()
     return (torch.arange(tiles.size) < held.unsqueeze(1)).to(device)

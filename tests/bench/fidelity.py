@@ -2,7 +2,8 @@
 
 Samples the embedded demo models unmerged, with our presets, and with what others do, at the same seeds, in the regimes
 that people work in. Speed-ups are by the FLOPs of the full-size models, of the evaluations that really ran. What was
-drawn is kept in .dev/fidelity: an interrupted run goes on where it was. Figures of the docs:
+drawn is kept in .dev/fidelity: an interrupted run goes on where it was, and two may draw at once, each with regimes of
+its own and OMP_NUM_THREADS=1. Figures of the docs:
 
     python dev.py bench fidelity --json tests/bench/results/fidelity.json --write docs/benchmarks.md --plots docs
 """
@@ -61,7 +62,10 @@ class Dials:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.known: dict[str, float | None] = json.loads(path.read_text()) if path.is_file() else {}
+        self.known = self._read()
+
+    def _read(self) -> dict[str, float | None]:
+        return json.loads(self.path.read_text()) if self.path.is_file() else {}
 
     def of(self, studio: Studio, search: bool) -> Callable[[Method, float], float | None]:
         regime = studio.regime
@@ -69,7 +73,8 @@ class Dials:
         def value(method: Method, speed: float) -> float | None:
             name = f"{regime.name}, {method.name}, {speed:g}x"
             if name not in self.known and search:
-                self.known[name] = self._search(studio, method, speed)
+                found = self._search(studio, method, speed)
+                self.known = {**self._read(), **self.known, name: found}  # another process may have put some there
                 self.path.write_text(json.dumps(self.known, indent=1, sort_keys=True) + "\n")
             return self.known.get(name)
 

@@ -207,6 +207,23 @@ def test_nor_another_size_of_the_latent(models):
     assert out.shape[2] == 16 and plans[-1].asked[4] == 0 and plans[-1].restarts == 1, plans[-1].asked
 
 
+def check_further_pass(models) -> None:
+    """Skip layer guidance asks a third time, up to half of the schedule: nothing in the conditionings tells of it."""
+    from comfy_extras.nodes_slg import SkipLayerGuidanceDiT
+
+    guided = SkipLayerGuidanceDiT.execute(models["flux"], 3.0, 0.0, 0.5, "0", "0", 0.0).args[0]
+    counted, calls = network_calls(guided)
+    patched, plans = planned(counted)
+    builders.sample(patched, **RUN)
+    assert plans[-1].restarts == 1 and calls
+    after = plans[-1].asked.index(1, 2)  # the first answer without that pass is the first of a new history
+    assert plans[-1].asked[after - 1] == 2 and report(patched).kinds[after - 1] == "full"
+
+
+def test_nor_the_end_of_a_further_pass(models):
+    check_further_pass(models)
+
+
 @pytest.mark.parametrize("name", ["flux", "sdxl"])
 def test_nor_an_answer_of_another_node(models, name):
     """A cache that answers in the model's place, as EasyCache and LazyCache do: what it says is no history."""

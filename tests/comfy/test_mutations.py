@@ -111,13 +111,19 @@ def answers_of_other_nodes_are_history(patch):
     from comfyui_toma.toma_core.patcher.run import Run
 
     def network(self, executor, *args, **kwargs):
-        self.inner_calls += 1
+        self.rows += 1
         return executor(*args, **kwargs)
 
     patch.setattr(Run, "network", network)
     # as if each evaluation had reached the network
     asked = property(lambda self: len(self.report.evaluations) + (self.merging.kind is None), lambda self, value: None)
-    patch.setattr(Run, "inner_calls", asked, raising=False)
+    patch.setattr(Run, "rows", asked, raising=False)
+
+
+def further_passes_are_not_seen(patch):
+    from comfyui_toma.toma_core.patcher.run import Run
+
+    patch.setattr(Run, "rows_each", property(lambda self: 0, lambda self, value: None), raising=False)
 
 
 def own_noise_lost(patch):
@@ -266,6 +272,7 @@ FAULTS = [
     (phases_are_not_seen, lambda m, g, p: test_forecasts.check_break(m, "hook keyframe")),
     (history_of_another_size, lambda m, g, p: test_forecasts.test_nor_another_size_of_the_latent(m)),
     (answers_of_other_nodes_are_history, lambda m, g, p: test_forecasts.test_nor_an_answer_of_another_node(m, "sdxl")),
+    (further_passes_are_not_seen, lambda m, g, p: test_forecasts.check_further_pass(m)),
     (own_noise_lost, riding()),
     (last_clean_estimate_forgotten, riding()),
     (kept_tokens_without_the_controlnets_part, riding(conds="control")),

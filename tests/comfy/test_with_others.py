@@ -293,6 +293,23 @@ def test_every_way_of_merging(models, merged, name, merge):
     assert 0 < distances[0] < distances[1] < 1.3, distances
 
 
+@pytest.mark.parametrize("merge", ["whole block", "each layer", "attention only"])
+def test_blocks_without_self_attention(patched, merge):
+    """Of the upscaler: both attentions of a block read the prompt, which has other tokens than the image."""
+    import tiny_models
+
+    def twice(n, context, value, extra_options):
+        return 2 * n, context, value
+
+    case = tiny_models.CASES["x4_upscaler"]
+    model = tiny_models.build("x4_upscaler").clone()
+    model.set_model_attn1_patch(twice) if merge == "whole block" else None
+    made = patched("x4_upscaler", model=model, ratio=0.5, merge=merge)
+    out = tiny_models.sample(case, made)
+    assert torch.isfinite(out).all() and report(made).blocks_merged == report(made).blocks, report(made).sentence()
+    assert 0 < (out - tiny_models.sample(case, model)).norm()
+
+
 @pytest.mark.parametrize("preset", ["balanced", "quality", "fast", "turbo", "paper"])
 @pytest.mark.parametrize("name,kind", [("flux", "dit"), ("sdxl", "unet")])
 def test_presets(models, name, kind, preset):

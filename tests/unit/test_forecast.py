@@ -7,7 +7,7 @@ import weakref
 import pytest
 import torch
 from comfyui_toma.toma_core.forecast import CORRECTED, GAIN, MOST, Forecast
-from comfyui_toma.toma_core.plan import moment_at
+from comfyui_toma.toma_core.plan import ErrorBudget, Kind, Moment, ReuseSchedule, moment_at
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -316,3 +316,14 @@ def test_at_most_five_latents(dtype):
     assert alive.now <= 3 * latent.nbytes
     forecast.forget()
     assert alive.now <= latent.nbytes
+
+
+def test_places_of_answers_only_grow():
+    """Between two answers at nearly one place no line can be told."""
+    forecast, plan = Forecast(), ErrorBudget(0.1, ReuseSchedule())
+    for place in (0.3, 0.5, 0.5 + 5e-7, 0.5):
+        grade = forecast.observe(place, drawn() * place)
+        assert plan.next(Moment(2, 9, place, 0.1), forecast.places).kind is Kind.FULL
+        if grade is not None:
+            plan.learn(*grade.tolist())
+    assert forecast.places == (0.5,)

@@ -1,4 +1,4 @@
-"""The only rooms that know ComfyUI: a MODEL goes in, a patched clone comes out."""
+"""The only part of the method that knows ComfyUI: a MODEL goes in, a patched clone comes out."""
 
 from __future__ import annotations
 
@@ -65,6 +65,8 @@ def _sample(new_run: Callable[[], Run], handle: Handle, executor: Any, *args, **
     guider = executor.class_obj
     before = guider.model_options
     run, own = new_run(), create_model_options_clone(before)
+    sigmas = kwargs.get("sigmas", args[3] if len(args) > 3 else None)
+    run.has_steps = sigmas is None or len(sigmas) > 1
     options = own.setdefault("transformer_options", {})
     run.family.install(options)
     add_wrapper_with_key(WrappersMP.PREDICT_NOISE, KEY, run.predict_noise, options)

@@ -27,6 +27,7 @@ from .report import ErrorMap, Evaluated, Report
 
 UNASKED = "another node runs the model in a way of its own, so that this run was never asked"
 SEVERAL = "nothing is forecast: another node asks more than once at each sigma"
+READS_MORE = "nothing is forecast: the sampler also reads what the answer is made of, as CFG++ does"
 NO_LATENT = "nothing is forecast: the guider's answer is not a latent, another node has changed what it gives"
 NOTHING_SET = "nothing is forecast or merged with these settings: ratio and tolerance are 0"
 SHORTEST = 4  # steps: two are computed, one is forecast, the last corrects it
@@ -50,6 +51,7 @@ class Run:
         self.record = record
         self.listener = listener
         self.plan: Plan = plan or settings.plan()
+        self.forecasts = settings.tolerance > 0
         self.forecast = Forecast()
         self.report = Report(family.name, settings, blocks=len(family.places), recorded=record)
         self.account = Account(self.report, family, record, listener)
@@ -57,10 +59,11 @@ class Run:
         self.sigmas: list[float] = []
         self.flow = True
         self.seen: tuple | None = None  # shape, phase and step of the last evaluation
-        self.several = False  # whether several latents are sampled at a time
         self.grade: Tensor | None = None  # of the last evaluation that ran, still on the device
         self.clock_at = 0.0
-        self.inner_calls = 0  # of the network, which no other node answered
+        self.rows = 0  # that went into the network, of all calls which no other node answered
+        self.rows_each = 0  # of them for the last answer
+        self.has_steps = True  # a schedule of one sigma has none
         self.started: float | None = None
         keep_out_of_graphs(Run)
 
@@ -84,6 +87,8 @@ class Run:
         self._begin(guider, sigmas)
         sigma = self._read(timestep)
         moment = moment_at(sigma, self.sigmas, self.flow)
+        if self._reads_more(guider, model_options):
+            self._forecast_nothing(READS_MORE)
         if self._breaks(guider, x, sigma, moment, options):
             self._start_anew()
         decision = self.plan.next(moment, self.forecast.places)
@@ -104,7 +109,7 @@ class Run:
         """The model's own answer. It grades the forecast that would have stood in its place."""
         self.merging.begin(decision.kind)
         self.report.latent = tuple(arguments[0].shape[2:])
-        inner, before = self.inner_calls, self.account.flops()
+        rows, before = self.rows, self.account.flops()
         try:
             with as_written(self.family.compiles):
                 answer = executor(*arguments)
@@ -114,20 +119,30 @@ class Run:
         entry.work = run / full if full else 1.0
         if decision.kind is Kind.MERGED and not self.merging.merged:
             entry.kind, entry.why = Kind.FULL.value, "no tokens were merged here"
-        answered = inner and self.inner_calls == inner  # by what lies between the guider and the network
+        answered = rows and self.rows == rows  # by what lies between the guider and the network
         latent = isinstance(answer, Tensor) and answer.shape == arguments[0].shape
         if answered or not latent:
             entry.why = "another node answered in the place of the model" if latent else "the answer is not a latent"
-            if not latent and self.settings.tolerance:
+            if not latent and self.forecasts:
                 self.account.note(NO_LATENT)
             self._start_anew()
             return answer
-        if not self.settings.tolerance:
+        if not self.forecasts:
             return answer
+        rows_before, self.rows_each = self.rows_each, self.rows - rows
+        if rows_before not in (0, self.rows_each):  # a further pass of another node (SLG, PAG) has begun or ended
+            self._start_anew()
         if self.record and self.forecast.anchors:
             self._map_error(answer, moment)
         corrected = self._with_memory(self._observe, answer, moment)
         return answer if corrected is None else corrected
+
+    def _forecast_nothing(self, why: str) -> None:
+        """This run can't be forecast: what its settings merge is merged by the schedule."""
+        if self.forecasts:
+            self.account.note(why)
+            self.forecasts, self.plan = False, self.settings.schedule
+            self._start_anew()
 
     def _start_anew(self) -> None:
         """No forecast goes across here."""
@@ -201,18 +216,21 @@ class Run:
             return False
         before, last_sigma = about[-1]
         if len(self.report.evaluations) == 1 and sigma == last_sigma:  # no sampler of one latent does this
-            self.several = True
-            self.account.note(SEVERAL)
+            self._forecast_nothing(SEVERAL)
         backwards = moment.place < before.place - 1e-6
-        return self.several or about[:-1] != self.seen[:-1] or backwards or moment.step > before.step + 1
+        return about[:-1] != self.seen[:-1] or backwards or moment.step > before.step + 1
+
+    @staticmethod
+    def _reads_more(guider, model_options: dict) -> bool:
+        """Whether the sampler has asked to see more than the guider's answer. A forecast has no more than that."""
+        name = "sampler_post_cfg_function"
+        return len(model_options.get(name, ())) > len(getattr(guider, "model_options", {}).get(name, ()))
 
     def network(self, executor, *args, **kwargs):
         """Wraps the network's forward, inside of what other nodes wrap it with: counts what none of them answered."""
-        self.inner_calls += 1
+        with self.account.lock:
+            self.rows += len(args[0]) if args else 1
         return executor(*args, **kwargs)
-
-    def _means_to(self) -> bool:
-        return self.settings.tolerance > 0 or self.settings.ratio > 0
 
     def end(self, finished: bool, attention: str) -> Report:
         """Drops all that was kept and gives the account of the run."""
@@ -221,16 +239,8 @@ class Run:
         self._clock()
         report = self.report
         report.seconds = time.perf_counter() - self.started if self.started else 0.0
-        if finished and not report.evaluations and not report.notes:
-            self.account.note(f"nothing was forecast or merged: {UNASKED}")
-        elif finished and self.family.places and self.settings.ratio and not report.flops_full:
-            if not any("merged" in note for note in report.notes):
-                self.account.note(NO_BLOCKS)
-        elif finished and not report.notes and set(report.kinds) == {Kind.FULL.value} and self._means_to():
-            reason = f"{report.steps} steps are too few" if report.steps < SHORTEST else report.usual_reason
-            self.account.note(f"nothing was forecast or merged: {reason}")
-        elif not self._means_to():
-            report.notes.append(NOTHING_SET)  # no warning: it is how a plain run is timed
+        if finished:
+            self._tell_why_nothing()
         report.blocks_merged = len(self.account.merged_blocks)
         report.attention = attention
         report.finished = finished
@@ -245,6 +255,21 @@ class Run:
         if self.listener is not None:
             self.listener.ended(report)
         return report
+
+    def _tell_why_nothing(self) -> None:
+        """Of a run in which nothing was forecast or merged, the reason, unless it is told already."""
+        report, set_to = self.report, self.settings.tolerance > 0 or self.settings.ratio > 0
+        if not set_to:
+            report.notes.append(NOTHING_SET)  # no warning: it is how a plain run is timed
+        elif not report.evaluations:
+            if self.has_steps and not report.notes:
+                self.account.note(f"nothing was forecast or merged: {UNASKED}")
+        elif self.family.places and self.settings.ratio and not report.flops_full:
+            if not any("merged" in note for note in report.notes):
+                self.account.note(NO_BLOCKS)
+        elif not report.notes and set(report.kinds) == {Kind.FULL.value}:
+            reason = f"{report.steps} steps are too few" if report.steps < SHORTEST else report.usual_reason
+            self.account.note(f"nothing was forecast or merged: {reason}")
 
 
 def _is_flow(guider) -> bool:

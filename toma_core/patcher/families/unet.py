@@ -80,7 +80,8 @@ class UNetFamily(Family):
             if self.settings.merge is MergeWhere.LAYER:
                 feed_forward = FeedForwardSeam()
                 yield block.ff, feed_forward.around
-            yield block, partial(BlockSeam, place, feed_forward)
+            of_text = ("attn1", "attn2") if getattr(block, "disable_self_attn", False) else ("attn2",)
+            yield block, partial(BlockSeam, place, of_text, feed_forward)
 
     def why_not(self, x: Tensor, options: dict, inputs: dict) -> str | None:
         return None if x.ndim == 4 else f"the latent has {x.ndim} dimensions instead of 4"
@@ -135,10 +136,13 @@ class FeedForwardSeam:
 
 
 class BlockSeam:
-    """A transformer block's forward."""
+    """A transformer block's forward. The keys and values of the layers `of_text` are those of the prompt."""
 
-    def __init__(self, place: Place, feed_forward: FeedForwardSeam | None, original: Callable) -> None:
+    def __init__(
+        self, place: Place, of_text: tuple[str, ...], feed_forward: FeedForwardSeam | None, original: Callable
+    ) -> None:
         self.place = place
+        self.of_text = of_text
         self.feed_forward = feed_forward
         self.original = original
 
@@ -154,7 +158,7 @@ class BlockSeam:
         if evaluation.settings.rides or not evaluation.merges or self.place.skipped:
 
             def run_block(tokens: Tensor, merge: Merge | None) -> Tensor:
-                options = transformer_options if merge is None else _whole_for_others(transformer_options, merge)
+                options = transformer_options if merge is None else self._whole_for_others(transformer_options, merge)
                 return run(tokens, transformer_options=options)
 
             return through(evaluation, self.place, x, grid, run_block)
@@ -168,7 +172,7 @@ class BlockSeam:
         try:
             if self.feed_forward is not None:
                 self.feed_forward.now.merge = merge
-            out = run(x, transformer_options=_merged_attention(options, merge, free))
+            out = run(x, transformer_options=self._merged_attention(options, merge, free))
         finally:
             if self.feed_forward is not None:
                 self.feed_forward.now.merge = None
@@ -180,6 +184,30 @@ class BlockSeam:
         patches each would run as the first one did, so then it is not compiled."""
         run = partial(uncompiled, self.original) if has_patches(transformer_options) else self.original
         return run(x, transformer_options=transformer_options, **arguments)
+
+    def _whole_for_others(self, options: dict, merge: Merge) -> dict:
+        """Options of a merged block in which the patches of other nodes still see all tokens."""
+        whole, shorter = merge.unmerge, merge.merge
+        for layer in ("attn1", "attn2"):
+            if _patched(options, layer):
+                widen = _tokens_through(layer in self.of_text, partial(guarded, whole))
+                options = _around(options, layer, widen, lambda n, extra_options: guarded(shorter, n), outermost=True)
+        middle = options.get("patches", {}).get("middle_patch")
+        if middle:
+
+            def on_all(patch):
+                return lambda x, extra_options: guarded(shorter, patch(guarded(whole, x), extra_options))
+
+            options = {**options, "patches": {**options["patches"], "middle_patch": [on_all(p) for p in middle]}}
+        return options
+
+    def _merged_attention(self, options: dict, merge: Merge, layers: list[str]) -> dict:
+        """Options in which these attention layers work on merged tokens."""
+        for layer in layers:
+            narrow = _tokens_through(layer in self.of_text, partial(guarded, merge.merge))
+            widen = lambda n, extra_options: guarded(merge.unmerge, n)  # noqa: E731
+            options = _around(options, layer, narrow, widen, outermost=False)
+        return options
 
 
 def _patched(options: dict, layer: str) -> bool:
@@ -201,40 +229,14 @@ def _around(options: dict, layer: str, before: Callable, after: Callable, outerm
     return {**options, "patches": patches}
 
 
-def _tokens_through(layer: str, change: Callable[[Tensor], Tensor]) -> Callable:
+def _tokens_through(of_text: bool, change: Callable[[Tensor], Tensor]) -> Callable:
     """An attention patch that changes the tokens; in self-attention keys and values are tokens too."""
 
     def patch(n: Tensor, context, value, extra_options):
         changed = change(n)
-        if layer == "attn2":
+        if of_text:
             return changed, context, value
         keys = changed if context is n else change(context)
         return changed, keys, keys if value is context else change(value)
 
     return patch
-
-
-def _whole_for_others(options: dict, merge: Merge) -> dict:
-    """Options of a merged block in which the patches of other nodes still see all tokens."""
-    whole, shorter = merge.unmerge, merge.merge
-    for layer in ("attn1", "attn2"):
-        if _patched(options, layer):
-            widen = _tokens_through(layer, partial(guarded, whole))
-            options = _around(options, layer, widen, lambda n, extra_options: guarded(shorter, n), outermost=True)
-    middle = options.get("patches", {}).get("middle_patch")
-    if middle:
-
-        def on_all(patch):
-            return lambda x, extra_options: guarded(shorter, patch(guarded(whole, x), extra_options))
-
-        options = {**options, "patches": {**options["patches"], "middle_patch": [on_all(p) for p in middle]}}
-    return options
-
-
-def _merged_attention(options: dict, merge: Merge, layers: list[str]) -> dict:
-    """Options in which these attention layers work on merged tokens."""
-    for layer in layers:
-        narrow = _tokens_through(layer, partial(guarded, merge.merge))
-        widen = lambda n, extra_options: guarded(merge.unmerge, n)  # noqa: E731
-        options = _around(options, layer, narrow, widen, outermost=False)
-    return options
