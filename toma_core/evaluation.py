@@ -103,7 +103,7 @@ class Evaluation:
 
     @property
     def merges(self) -> bool:
-        return self.action is not Action.LEAVE
+        return self.action is not Action.NONE
 
     def enter(self, place: Place, x: Tensor, grid: Grid) -> tuple[Tensor, Merge | None]:
         """What a block is to run on, [B, K, C], and the merge that made it; None: all tokens. x is [B, N, C], or in a

@@ -32,7 +32,7 @@ class Kind(str, Enum):
 class Action(str, Enum):
     """What a merged step does about its destinations and weights."""
 
-    LEAVE = "leave"
+    NONE = "none"
     RESELECT = "reselect"
     REWEIGHT = "reweight"
     REUSE = "reuse"
@@ -88,7 +88,7 @@ class ReuseSchedule:
 
     def action(self, step: int, steps: int) -> Action:
         if not self.active(step, steps):
-            return Action.LEAVE
+            return Action.NONE
         merged = step - self.span(steps)[0]
         selected, weighed = self.turns(merged)
         if selected == merged:
@@ -149,40 +149,38 @@ class ErrorBudget:
         cost = moment.weight * self._error(moment.place, places)
         # Between two scheduled sigmas a forecast counts as that of a step.
         off = max(1, moment.step - self.since) * (self.cost + cost) / self._allowed(moment)
-        last = moment.weight > END
-        near = len(places) < 2 or moment.place - places[-1] <= REACH * (places[-1] - places[-2])
-        again = bool(places) and moment.place <= places[-1]
-        if off <= 1.0 and near and not last and not again:
+        why_not = self._why_not(moment, places, off)
+        if why_not is None:
             self.cost += cost
             self.refused = 0
             return Decision(Kind.FORECAST, f"expected to be off by {off:.2g} times the tolerance")
         if self.known and self.cost == 0.0 and off > 1.0:
             self.refused += 1
-        why = (
-            f"a forecast would be off by {off:.2g} times the tolerance"
-            if self.cost == 0.0
-            else f"with the forecasts before it, this one would be off by {off:.2g} times the tolerance"
-        )
-        self._ran(moment, places)
-        if last:
-            return Decision(Kind.FULL, "near the end of the run")
-        if not self.known:
-            why = "how wrong a forecast would be is not known yet"
-        elif again:
-            why = "evaluated once more at the same sigma"
-        elif off <= 1.0:
-            why = "too far from the last answers to be forecast"
+        self.graded = (_distance(moment.place, places, self.gain), moment.weight, self._allowed(moment))
+        self.cost, self.since = 0.0, moment.step
         patience = min(PATIENCE, moment.steps // FEW)
-        merges = bool(places) and self.refused >= patience and self.window.active(moment.step, moment.steps)
-        return Decision(Kind.MERGED if merges else Kind.FULL, why)
+        may_merge = bool(places) and moment.weight <= END and self.window.active(moment.step, moment.steps)
+        return Decision(Kind.MERGED if may_merge and self.refused >= patience else Kind.FULL, why_not)
+
+    def _why_not(self, moment: Moment, places: Sequence[float], off: float) -> str | None:
+        """Why this evaluation is not to be forecast, or None."""
+        if moment.weight > END:
+            return "near the end of the run"
+        if not self.known:
+            return "how wrong a forecast would be is not known yet"
+        if places and moment.place <= places[-1]:
+            return "evaluated once more at the same sigma"
+        if off > 1.0 and self.cost > 0.0:
+            return f"with the forecasts before it, this one would be off by {off:.2g} times the tolerance"
+        if off > 1.0:
+            return f"a forecast would be off by {off:.2g} times the tolerance"
+        if len(places) > 1 and moment.place - places[-1] > REACH * (places[-1] - places[-2]):
+            return "too far from the last answers to be forecast"
+        return None
 
     def _allowed(self, moment: Moment) -> float:
         """What the interval up to this step may cost."""
         return self.tolerance * ((max(0, moment.step - self.since) + 1) / moment.steps) ** 0.5
-
-    def _ran(self, moment: Moment, places: Sequence[float]) -> None:
-        self.graded = (_distance(moment.place, places, self.gain), moment.weight, self._allowed(moment))
-        self.cost, self.since = 0.0, moment.step
 
     def _error(self, place: float, places: Sequence[float]) -> float:
         """The relative error that a forecast at `place` is expected to have."""

@@ -34,7 +34,7 @@ def test_page_and_python_agree_on_the_reuse_schedule(page):
     steps = (1, 2, 4, 7, 20, 50)
     for case, plans in zip(cases, page_plans(page, cases, steps)):
         for n, plan in zip(steps, plans):
-            actions = [step["why"] if step["why"] in MERGE_ACTIONS else "leave" for step in plan]
+            actions = [step["why"] if step["why"] in MERGE_ACTIONS else "none" for step in plan]
             assert actions == [action.value for action in case.schedule.table(n)]
             assert [step["kind"] == "merged" for step in plan] == [case.schedule.active(i, n) for i in range(n)]
 

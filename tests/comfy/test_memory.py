@@ -102,7 +102,7 @@ class Real:
                 if kind == "P":
                     forecast.give(step / len(kinds), 0.1)
                     continue
-                action = Action.RESELECT if kind == "M" else Action.LEAVE
+                action = Action.RESELECT if kind == "M" else Action.NONE
                 evaluation = Evaluation(settings, action, Memory(1), last, rides, grid=grid)
                 if rides and kind == "M":
                     evaluation.merge_for(family.places[-1], last.clean, grid)

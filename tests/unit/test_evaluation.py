@@ -89,7 +89,7 @@ def test_left_alone_and_skipped():
     x, plain = drawn(), drawn()
     for index in range(3):
         plain = block(index, plain)
-    assert torch.equal(through(merged(Action.LEAVE), x), plain)
+    assert torch.equal(through(merged(Action.NONE), x), plain)
     skipped = [Place("row", "row", i, last=i == 2, skipped=True) for i in range(3)]
     assert torch.equal(through(merged(), x, skipped), plain)
     seen: list[int] = []

@@ -18,7 +18,7 @@ SETTINGS = [
     ReuseSchedule(5, 2, 0.0, 0.05),
 ]
 STEPS = [1, 2, 4, 7, 20, 28, 50]
-LETTERS = {Action.LEAVE: ".", Action.RESELECT: "S", Action.REWEIGHT: "w", Action.REUSE: "r"}
+LETTERS = {Action.NONE: ".", Action.RESELECT: "S", Action.REWEIGHT: "w", Action.REUSE: "r"}
 
 
 def letters(schedule: ReuseSchedule, steps: int) -> str:
@@ -77,12 +77,12 @@ def test_active_is_what_lies_between_start_and_end(schedule, steps):
     for step, action in enumerate(schedule.table(steps)):
         # in whole numbers, without rounding
         active = start * steps <= step * 100 and (step + 1) * 100 <= end * steps
-        assert (action is not Action.LEAVE) == active
+        assert (action is not Action.NONE) == active
 
 
 @given(schedules, st.integers(1, 100))
 def test_the_first_active_step_reselects_and_counts_restart_there(schedule, steps):
-    active = [action for action in schedule.table(steps) if action is not Action.LEAVE]
+    active = [action for action in schedule.table(steps) if action is not Action.NONE]
     since_pick = since_weigh = None
     for action in active:
         if action is Action.RESELECT:

@@ -36,7 +36,7 @@ class Merging:
         self.family = family
         self.account = account
         self.select = select
-        # On a DiT kept tokens ride through the whole network, and the rest is done in the space of clean estimates.
+        # A DiT whose kept tokens ride through the whole network: the rest is done in the space of clean estimates, x0.
         self.dit = family if isinstance(family, DiTFamily) and settings.rides else None
         self.merges_none = all(place.skipped for place in family.places)
         self.kind: Kind | None = None  # of the answer that is asked for; None: of none
@@ -110,16 +110,16 @@ class Merging:
         options = {**options, KEY: evaluation}
         # A UNet takes residuals out of these lists, and a call that is run again needs them once more.
         control = control and {name: list(adds) if isinstance(adds, list) else adds for name, adds in control.items()}
-        rides = evaluation.copies and evaluation.merges
-        if rides and self.dit:
+        in_x0 = evaluation.copies and evaluation.merges
+        if in_x0 and self.dit:
             options, control = guarded(self.dit.shorter_inputs, evaluation, options, control)
         with room_for_graphs(self.family.compiles):
             out = executor(x, t, c_concat, c_crossattn, control, options, **inputs)
-        if rides and evaluation.merged_any:
+        if in_x0 and evaluation.merged_any:
             out = guarded(self._unmerged, evaluation, out)
-        elif rides and (control is not None or "double_block" in options.get("patches", {})):
+        elif in_x0 and (control is not None or "double_block" in options.get("patches", {})):
             raise Unmergeable(NOT_TOLD)  # what was made shorter for the kept tokens has met all of them
-        elif rides:
+        elif in_x0:
             self.account.note(f"left unmerged because {NOT_TOLD}")
         return out
 
@@ -158,22 +158,22 @@ class Merging:
         self, x: Tensor, keys: Sequence[Hashable], options: dict, inputs: dict, merges: bool = True
     ) -> Evaluation:
         """What the blocks of this call do with their tokens."""
-        grid, rides = self.family.grid(tuple(x.shape)), self.dit is not None
-        # A full step needs it only to hand it on to a merged step that may reuse it.
+        grid, in_x0 = self.family.grid(tuple(x.shape)), self.dit is not None
+        # Gathered only if this step merges, or a later one may reuse these merges: it can cost a copy.
         before = self._before(keys) if self.kind is Kind.MERGED or self.settings.reselect_every > 1 else None
-        unchanged = before if before is not None and rides else Memory(len(keys))
-        leave = Evaluation(self.settings, Action.LEAVE, unchanged, copies=rides, grid=grid, inputs=inputs)
+        unchanged = before if before is not None and in_x0 else Memory(len(keys))
+        in_full = Evaluation(self.settings, Action.NONE, unchanged, copies=in_x0, grid=grid, inputs=inputs)
         if not merges or self.kind is not Kind.MERGED or self.merges_none or self.run_again >= TRIES:
-            return leave
+            return in_full
         why = self.family.why_not(x, options, inputs)
         if why:
             self.account.note(f"tokens are not merged: {why}")
-            return leave
-        if rides and (before is None or before.clean is None):
-            return leave  # the first evaluation of a chunk: there is no clean estimate yet
+            return in_full
+        if in_x0 and (before is None or before.clean is None):
+            return in_full  # the first evaluation of a chunk: there is no clean estimate yet
         action, memory = self._turn(before, len(keys))
-        evaluation = Evaluation(self.settings, action, memory, before, rides, self.select, grid, inputs)
-        return self._chosen(evaluation) or leave if rides else evaluation
+        evaluation = Evaluation(self.settings, action, memory, before, in_x0, self.select, grid, inputs)
+        return self._chosen(evaluation) or in_full if in_x0 else evaluation
 
     def _before(self, keys: Sequence[Hashable]) -> Memory | None:
         """What these chunks kept from the call before; None if one of them has not come by yet."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ...evaluation import Evaluation
 from ..memory import guarded
 from .base import KEY
-from .rows import Cut
+from .rows import Cut, argument_for
 
 if TYPE_CHECKING:
     from .dit import DiTFamily
@@ -63,13 +63,11 @@ class AttentionSeam:
             return torch.cat((x[:, :, :start], tokens, x[:, :, stop:]), 2)
 
         def changed() -> dict:
-            from .dit import argument
-
             cut = Cut(merge, start, k.shape[2])
             stream = next(stream for stream in self.family.depths if stream.kind == kind)
             given = {"pe": pe, "attn_mask": attn_mask}
             rest = {
-                name: argument(stream, evaluation, name, value, cut)
+                name: argument_for(stream, evaluation, name, value, cut)
                 for name, value in given.items()
                 if value is not None
             }

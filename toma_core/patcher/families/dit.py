@@ -24,8 +24,8 @@ from ..dynamo import has_patches, keep_out_of_graphs, uncompiled
 from ..memory import guarded
 from .attention import AttentionSeam
 from .base import KEY, Family
-from .entry import Call, Entry, Sequence, Stream
-from .rows import Cut, joined
+from .entry import Call, Entry, Layout, Stream
+from .rows import Cut, argument_for, joined
 
 PUBLISHED_SKIP = 5  # first blocks of each kind that the authors' code leaves alone on Flux
 INSIDE = ("attn1_patch", "attn2_patch", "mlp_patch")  # patches that may know tokens by their number
@@ -205,7 +205,7 @@ class DiTFamily(Family):
                 tokens = guarded(evaluation.riding[place.row].merge.take, tokens)
         now = evaluation.tokens_now(place, count)  # of the image, in the sequence as it comes
         full = tokens.shape[1] + count - now
-        seen = Sequence(full, count, evaluation.scratch.get(TEXT), self.network, options, evaluation.inputs)
+        seen = Layout(full, count, evaluation.scratch.get(TEXT), self.network, options, evaluation.inputs)
         start = stream.start(seen)
         if start is None or not 0 <= start <= full - count:
             if evaluation.merges:
@@ -292,7 +292,7 @@ def _shorter(stream: Stream, evaluation: Evaluation, args: dict, options: dict, 
     changed = {**args, stream.image: tokens}
     for name in (*stream.rows, *stream.masks, *frames):
         if isinstance(args.get(name), (Tensor, tuple) if stream.tuples else Tensor):
-            changed[name] = argument(stream, evaluation, name, args[name], cut)
+            changed[name] = argument_for(stream, evaluation, name, args[name], cut)
         elif name in stream.rows:
             raise Unmergeable(f"{stream.blocks} are given no {name}, or in another way than is known")
     for name in stream.bounds:
@@ -302,16 +302,6 @@ def _shorter(stream: Stream, evaluation: Evaluation, args: dict, options: dict, 
         begin, end = options["img_slice"]
         changed["transformer_options"] = {**options, "img_slice": [begin, cut.bound(end)]}
     return changed
-
-
-def argument(stream: Stream, evaluation: Evaluation, name: str, value: Tensor | tuple, cut: Cut) -> Tensor | tuple:
-    """An argument for the tokens that are left, made once for all blocks of a call that get the same one."""
-    known = evaluation.scratch.get((stream.blocks, name))
-    source = value[0] if isinstance(value, tuple) else value
-    if known is None or known[0] is not source or known[1] is not cut.merge:
-        known = (source, cut.merge, cut.argument(stream, name, value))
-        evaluation.scratch[stream.blocks, name] = known
-    return known[2]
 
 
 def _has_frames(value: object, ndim: int) -> bool:

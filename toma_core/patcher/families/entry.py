@@ -23,7 +23,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Sequence:
+class Layout:
     """What is known of the sequence that a block gets, as if nothing were merged: its length, how many of it are image
     tokens, and how many text tokens the blocks before had apart (None: none did)."""
 
@@ -35,7 +35,7 @@ class Sequence:
     inputs: dict
 
 
-def first(seen: Sequence) -> int | None:
+def first(seen: Layout) -> int | None:
     """The image comes first."""
     return 0
 
@@ -70,7 +70,7 @@ class Stream:
     slot: str = ""
     image: str = "img"
     text: str = ""
-    start: Callable[[Sequence], int | None] = first
+    start: Callable[[Layout], int | None] = first
     rows: Mapping[str, int] = field(default_factory=dict)
     tuples: bool = False
     text_first: bool = True
@@ -149,27 +149,27 @@ class Entry:
 # --------------------------------------------------------------------------- where image tokens begin
 
 
-def at_end(seen: Sequence) -> int | None:
+def at_end(seen: Layout) -> int | None:
     return seen.length - seen.image
 
 
-def after_text(seen: Sequence) -> int | None:
+def after_text(seen: Layout) -> int | None:
     """Text, image, references: as many text tokens as the blocks before had, or as ComfyUI says."""
     return seen.text if seen.text is not None else img_slice(seen)
 
 
-def img_slice(seen: Sequence) -> int | None:
+def img_slice(seen: Layout) -> int | None:
     found = seen.options.get("img_slice")
     return found[0] if found else None
 
 
-def before_padding(seen: Sequence) -> int | None:
+def before_padding(seen: Layout) -> int | None:
     """Last, but padded to a multiple of some length."""
     multiple = getattr(seen.network, "pad_tokens_multiple", None) or 1
     return seen.length - ceil(seen.image / multiple) * multiple
 
 
-def after_reference(seen: Sequence) -> int | None:
+def after_reference(seen: Layout) -> int | None:
     """Behind the frames of Wan's `reference_latent` [B, C, (T), H, W]."""
     reference = seen.inputs.get("reference_latent")
     if reference is None:
@@ -178,5 +178,5 @@ def after_reference(seen: Sequence) -> int | None:
     return prod(ceil(side / part) for side, part in zip(reference.shape[2:], patch))
 
 
-def after_embedded_reference(seen: Sequence) -> int | None:
+def after_embedded_reference(seen: Layout) -> int | None:
     return after_reference(seen) if getattr(seen.network, "ref_conv", None) is not None else 0

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...evaluation import Unmergeable
+from ...evaluation import Evaluation, Unmergeable
 from ...merge import Merge
 from .entry import Stream
 
@@ -73,6 +73,16 @@ class Cut:
         before = torch.arange(start, device=kept.device).expand(len(kept), -1)
         after = torch.arange(start + self.image, length, device=kept.device).expand(len(kept), -1)
         return torch.cat((before, kept + start, after), 1)
+
+
+def argument_for(stream: Stream, evaluation: Evaluation, name: str, value: Tensor | tuple, cut: Cut) -> Tensor | tuple:
+    """An argument for the tokens that are left, made once for all blocks of a call that get the same one."""
+    known = evaluation.scratch.get((stream.blocks, name))
+    source = value[0] if isinstance(value, tuple) else value
+    if known is None or known[0] is not source or known[1] is not cut.merge:
+        known = (source, cut.merge, cut.argument(stream, name, value))
+        evaluation.scratch[stream.blocks, name] = known
+    return known[2]
 
 
 def _take(value: Tensor, rows: Tensor, dim: int) -> Tensor:
