@@ -65,12 +65,16 @@ def _panel(axes, regime: Regime, rows: list[dict]) -> None:
             color=colours[name], elinewidth=1, marker="o",
             ms=5 if strong else 3.5, lw=2.8 if strong else 1.2, zorder=3 if strong else 2,
         )  # fmt: skip
-    stars: dict[tuple[float, float], list[str]] = {}
-    for row in rows:
+    labels: list[tuple[tuple[float, float], list[str]]] = []
+    for row in sorted(rows, key=lambda row: row["speedup"]):
         if row["method"] in OURS and row["lpips"] > 0:
-            stars.setdefault((row["speedup"], row["lpips"]), []).append(row["method"])
-    for place, names_there in stars.items():
-        axes.plot(*place, marker="*", ms=11, color=OUR_COLOURS["ours"], mec="white", zorder=4)
+            place = (row["speedup"], row["lpips"])
+            axes.plot(*place, marker="*", ms=11, color=OUR_COLOURS["ours"], mec="white", zorder=4)
+            if labels and place[0] - labels[-1][0][0] < 0.35 and 0.5 < place[1] / labels[-1][0][1] < 2:
+                labels[-1][1].append(row["method"])  # two labels would lie on one another
+            else:
+                labels.append((place, [row["method"]]))
+    for place, names_there in labels:
         axes.annotate(", ".join(names_there), place, fontsize=7, xytext=(4, -9), textcoords="offset points")
     axes.set(xlim=(1, FASTEST), ylim=(1e-4, 0.5), yscale="log")
     axes.set_title(regime.describe(), fontsize=8)
