@@ -16,7 +16,7 @@ from .account import Listener
 from .families import UnsupportedModel, family_of
 from .families.base import KEY, Unmerged
 from .report import Handle
-from .run import Run
+from .run import ADAPTIVE, Run
 
 __all__ = ["UnsupportedModel", "family_of", "patch"]
 
@@ -67,6 +67,8 @@ def _sample(new_run: Callable[[], Run], handle: Handle, executor: Any, *args, **
     run, own = new_run(), create_model_options_clone(before)
     sigmas = kwargs.get("sigmas", args[3] if len(args) > 3 else None)
     run.has_steps = sigmas is None or len(sigmas) > 1
+    if "adaptive" in _name_of(kwargs.get("sampler", args[2] if len(args) > 2 else None)):
+        run.forecast_nothing(ADAPTIVE)
     options = own.setdefault("transformer_options", {})
     run.family.install(options)
     add_wrapper_with_key(WrappersMP.PREDICT_NOISE, KEY, run.predict_noise, options)
@@ -85,6 +87,11 @@ def _sample(new_run: Callable[[], Run], handle: Handle, executor: Any, *args, **
         report = run.end(finished, _attention(options))
         handle.reports.append(report)
         logging.info(report.sentence())
+
+
+def _name_of(sampler: Any) -> str:
+    """Of the function that samples, for instance sample_euler."""
+    return getattr(getattr(sampler, "sampler_function", None), "__name__", "")
 
 
 def _wait_for(out: object) -> None:

@@ -27,6 +27,7 @@ from .report import ErrorMap, Evaluated, Report
 
 UNASKED = "another node runs the model in a way of its own, so that this run was never asked"
 SEVERAL = "nothing is forecast: another node asks more than once at each sigma"
+ADAPTIVE = "nothing is forecast: the sampler chooses its steps by how the answers differ"
 READS_MORE = "nothing is forecast: the sampler also reads what the answer is made of, as CFG++ does"
 NO_LATENT = "nothing is forecast: the guider's answer is not a latent, another node has changed what it gives"
 NOTHING_SET = "nothing is forecast or merged with these settings: ratio and tolerance are 0"
@@ -88,7 +89,7 @@ class Run:
         sigma = self._read(timestep)
         moment = moment_at(sigma, self.sigmas, self.flow)
         if self._reads_more(guider, model_options):
-            self._forecast_nothing(READS_MORE)
+            self.forecast_nothing(READS_MORE)
         if self._breaks(guider, x, sigma, moment, options):
             self._start_anew()
         decision = self.plan.next(moment, self.forecast.places)
@@ -137,7 +138,7 @@ class Run:
         corrected = self._with_memory(self._observe, answer, moment)
         return answer if corrected is None else corrected
 
-    def _forecast_nothing(self, why: str) -> None:
+    def forecast_nothing(self, why: str) -> None:
         """This run can't be forecast: what its settings merge is merged by the schedule."""
         if self.forecasts:
             self.account.note(why)
@@ -216,7 +217,7 @@ class Run:
             return False
         before, last_sigma = about[-1]
         if len(self.report.evaluations) == 1 and sigma == last_sigma:  # no sampler of one latent does this
-            self._forecast_nothing(SEVERAL)
+            self.forecast_nothing(SEVERAL)
         backwards = moment.place < before.place - 1e-6
         return about[:-1] != self.seen[:-1] or backwards or moment.step > before.step + 1
 
