@@ -27,6 +27,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .plan import SAME
+
 GAIN = 0.25  # before an answer has shown it: first answers hardly go on as they began
 LEARNING = 0.5  # the share of the gain that comes from the last answer
 CORRECTED = 0.8  # the share of the forecasts' errors that is taken out: the line that shows them is not exact
@@ -89,7 +91,9 @@ class Forecast:
             error = wrong / torch.linalg.vector_norm(answer.float()).clamp_min(1e-20)
             self.gain = self._learnt_gain(place, answer)
             grade = torch.stack((error, self.gain))
-        while self.anchors and place <= self.anchors[-1].place:  # once more at the same place: the later one counts
+        while (
+            self.anchors and place <= self.anchors[-1].place + SAME
+        ):  # once more at the same place: the later one counts
             self.anchors.pop()
         self.anchors = [*self.anchors[-1:], Anchor(place, answer.detach().clone())]
         self.given = []
@@ -100,7 +104,7 @@ class Forecast:
         *before, last = self.anchors
         gain = self.gain
         gain = gain if isinstance(gain, Tensor) else torch.full((), gain, dtype=torch.float32, device=answer.device)
-        if not before or place <= last.place:
+        if not before or place <= last.place + SAME:
             return gain
         line, came = _square(last.answer - before[0].answer), _square(answer - last.answer)
         way = _square(answer - before[0].answer)  # 2 u . (u + v) = |u + v|^2 + |u|^2 - |v|^2
@@ -111,7 +115,7 @@ class Forecast:
     def corrected(self, place: float, weight: float, answer: Tensor) -> Tensor:
         """The answer that was computed at `place`, less what the forecasts before it have got wrong. To be asked before
         the answer is taken in."""
-        if not self.given or place <= self.anchors[-1].place:
+        if not self.given or place <= self.anchors[-1].place + SAME:
             return answer
         *before, last = self.anchors
         share = CORRECTED * min(1.0 / weight, MOST / self.given[-1].weight)

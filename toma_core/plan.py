@@ -21,6 +21,7 @@ REACH = 1.5  # a forecast may go so many times as far as the last two answers ar
 SLOW = 0.5  # an error estimate falls by no more than this factor at a time
 PATIENCE = 3  # answers in a row of which not even the next step could be forecast, before steps are merged
 FEW = 6  # a run of fewer than PATIENCE * FEW steps waits for steps // FEW answers only, below FEW steps for none
+SAME = 1e-6  # places no further apart are one: sigmas that a sampler computes twice differ by rounding
 
 
 class Kind(str, Enum):
@@ -141,6 +142,7 @@ class ErrorBudget:
         self.since = 0  # the step of that answer
         self.rate = inf  # error / distance (see _distance); infinite until a grade has shown it
         self.gain = 0.0  # of the forecasts, see forecast.py
+        self.floor = 0.0  # error at no distance: a sampler that evaluates a sigma twice may add noise in between
         self.refused = 0  # computed answers in a row of which not even the next step could be forecast
         self.graded: tuple[float, float, float] | None = None  # distance, weight and allowance of the last evaluation
 
@@ -168,7 +170,7 @@ class ErrorBudget:
             return "near the end of the run"
         if not self.known:
             return "how wrong a forecast would be is not known yet"
-        if places and moment.place <= places[-1]:
+        if places and moment.place <= places[-1] + SAME:
             return "evaluated once more at the same sigma"
         if off > 1.0 and self.cost > 0.0:
             return f"with the forecasts before it, this one would be off by {off:.2g} times the tolerance"
@@ -184,10 +186,10 @@ class ErrorBudget:
 
     def _error(self, place: float, places: Sequence[float]) -> float:
         """The relative error that a forecast at `place` is expected to have."""
-        return self.rate * _distance(place, places, self.gain) if places and self.known else inf
+        return self.floor + self.rate * _distance(place, places, self.gain) if places and self.known else inf
 
     def restart(self) -> None:
-        self.rate, self.refused, self.cost, self.graded = inf, 0, 0.0, None
+        self.rate, self.floor, self.refused, self.cost, self.graded = inf, 0.0, 0, 0.0, None
 
     def learn(self, error: float, gain: float = 1.0) -> float | None:
         self.gain = gain
@@ -197,6 +199,8 @@ class ErrorBudget:
         if distance > 0:
             seen = error / distance if isfinite(error) else inf
             self.rate = max(seen, SLOW * self.rate) if self.known else seen
+        elif isfinite(error):
+            self.floor = max(error, SLOW * self.floor)
         return weight * error / allowed
 
     @property
@@ -208,10 +212,10 @@ class ErrorBudget:
 def _distance(place: float, places: Sequence[float], gain: float) -> float:
     """How far a forecast at `place` reaches, as its error is expected to grow: m from an answer that is held,
     m (m + g) / g along the line through two that are g apart, and in between with a gain between 0 and 1. 0 if there
-    is nothing to forecast from."""
-    if not places:
+    is nothing to forecast from, or nothing to go."""
+    if not places or place <= places[-1] + SAME:
         return 0.0
-    ahead = max(place - places[-1], 0.0)
+    ahead = place - places[-1]
     return ahead if len(places) < 2 else ahead * (1.0 + gain * ahead / (places[-1] - places[-2]))
 
 

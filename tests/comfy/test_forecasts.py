@@ -142,6 +142,22 @@ def test_a_forecast_does_not_cross_a_break(models, conds, name):
     check_break(models, conds, name)
 
 
+@pytest.mark.parametrize("name", ["flux", "sdxl"])
+def test_nor_another_guidance(models, name):
+    """Core's CFGOverride sets the guider's cfg from half of the schedule on."""
+    from comfy_extras import nodes_custom_sampler
+
+    if not hasattr(nodes_custom_sampler, "CFGOverride"):
+        pytest.skip("this release has no CFGOverride")
+    guided = nodes_custom_sampler.CFGOverride.execute(models[name], 1.5, 0.5, 1.0).args[0]
+    patched, plans = planned(guided)
+    builders.sample(patched, **RUN)
+    told, broken = report(patched), plans[-1].asked.index(0, 1)
+    half = guided.get_model_object("model_sampling").percent_to_sigma(0.5)
+    assert told.evaluations[broken - 1].sigma > half >= told.evaluations[broken].sigma
+    assert told.kinds[broken] == "full" and "start anew" in told.evaluations[broken].why
+
+
 def test_without_a_break_there_is_none(models):
     patched, plans = planned(models["flux"])
     builders.sample(patched, **RUN)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from math import prod
 
 import pytest
 import torch
@@ -128,12 +129,13 @@ PRESETS = ("quality", "balanced", "fast", "turbo", "paper")
 
 @pytest.mark.parametrize("name", ["sdxl", "flux"])
 def test_peak_memory_is_that_of_the_unmerged_run(comfy, name):
-    """1024 x 1024 in half precision, with a negative prompt on SDXL, weights included: of every preset that of the
-    unmerged run, but for the few latents of forecasts and clean estimates, and on a UNet the merges that are kept."""
+    """1024 x 1024 in half precision, with a negative prompt on SDXL: of every preset that of the unmerged run, but for
+    five latents, which hold the history of forecasts, clean estimates and the merges that are kept."""
     from comfyui_toma.toma_core import settings as ours
 
     real = Real(name)
     unmerged = real.sampled(ours.Settings(ratio=0.0), "FF")
+    latent = 4 * prod(real.inputs["x"])  # bytes, in fp32
     presets = {preset: ours.PRESETS[preset]["unet" if name == "sdxl" else "dit"] for preset in PRESETS}
     # Presets that differ by their tolerance only ask for the same memory in the same kinds of step.
     alike = {(s.ratio, s.merge, s.tolerance > 0): preset for preset, s in presets.items()}
@@ -142,9 +144,11 @@ def test_peak_memory_is_that_of_the_unmerged_run(comfy, name):
         peak = real.sampled(settings, "FMM" if not settings.tolerance else "FFPMPMM" if settings.ratio else "FFPFPFF")
         merged = 2 + bool(settings.tolerance) if settings.ratio else 0
         assert real.merged == merged or preset == "paper", "this shows nothing"
-        more = (real.weights + peak.most) / (real.weights + unmerged.most) - 1
-        print(f"{name} {preset}: {more:+.2%} of {(real.weights + unmerged.most) / 2**30:.1f} GiB")
-        assert more < 0.0025, (preset, more)
+        more = peak.most - unmerged.most
+        print(
+            f"{name} {preset}: {more / latent:+.1f} latents, {more / (real.weights + unmerged.most):+.2%} of the peak"
+        )
+        assert more <= 5 * latent, (preset, more)
 
 
 def test_the_account_sees_what_is_alive():

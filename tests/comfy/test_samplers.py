@@ -149,3 +149,26 @@ def test_weights_in_fp8(comfy, merged, tmp_path):
     assert torch.isfinite(out).all()
     assert 0 < (out - before).norm() < before.norm()
     assert report(patched).blocks_merged == report(patched).blocks
+
+
+def test_a_video_that_is_made_part_by_part_is_not_forecast(comfy):
+    """Core's sampler for causal Wan moves the end of what the model keeps at each step, whether it ran or not."""
+    import comfy.sample
+    import comfy.samplers
+    import tiny_models
+    from comfyui_toma.toma_core.patcher import patch
+    from comfyui_toma.toma_core.settings import Settings
+
+    if "wan21_causal_ar" not in tiny_models.available() or not hasattr(comfy.k_diffusion.sampling, "sample_ar_video"):
+        pytest.skip("this release has no sampler for causal Wan")
+    case = tiny_models.CASES["wan21_causal_ar"]
+    patched = patch(tiny_models.build(case.name), Settings(ratio=0.5, tolerance=1.0))
+    latent = tiny_models.empty_latent(case, frames=3)
+    sigmas = torch.linspace(1.0, 0.0, 11)
+    about = (patched, comfy.sample.prepare_noise(latent, 1), 1.0, comfy.samplers.ksampler("ar_video"), sigmas)
+    out = comfy.sample.sample_custom(
+        *about, tiny_models.conditioning(case, 1), tiny_models.conditioning(case, 2), latent, disable_pbar=True, seed=1
+    )
+    told = report(patched)
+    assert torch.isfinite(out).all() and len(told.kinds) == 3 * 11, told.kinds
+    assert not told.counts["forecast"] and any("part by part" in note for note in told.notes), told.notes

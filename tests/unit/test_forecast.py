@@ -122,13 +122,15 @@ def test_the_grade_of_nothing_is_a_number():
     assert torch.isfinite(forecast.observe(0.2, torch.zeros(SHAPE))).all()
 
 
-def test_the_same_place_twice_counts_once():
+@pytest.mark.parametrize("off", [0.0, 2e-8])
+def test_the_same_place_twice_counts_once(off):
     """As samplers do that evaluate again where they have arrived: the later answer stands, the one before stays."""
     answer = line()
     forecast = observed(answer, (0.0, 0.25))
     again = answer(0.25) + 1
-    forecast.observe(0.25, again)
-    assert forecast.places == (0.0, 0.25)
+    assert torch.equal(forecast.corrected(0.25 + off, 0.1, again), again)
+    forecast.observe(0.25 + off, again)
+    assert forecast.places == (0.0, 0.25 + off)
     assert torch.allclose(forecast.at(0.5), 2 * again - answer(0.0))
     forecast = observed(answer, [0.25, 0.25])
     assert forecast.places == (0.25,) and torch.isfinite(forecast.at(0.5)).all()
@@ -326,4 +328,4 @@ def test_places_of_answers_only_grow():
         assert plan.next(Moment(2, 9, place, 0.1), forecast.places).kind is Kind.FULL
         if grade is not None:
             plan.learn(*grade.tolist())
-    assert forecast.places == (0.5,)
+    assert forecast.places == (0.3, 0.5)

@@ -149,13 +149,28 @@ def test_steps_back_and_within_a_step_are_counted(step):
     assert isinstance(plan.learn(0.5), float)
 
 
-def test_the_same_sigma_again_is_not_forecast():
+@pytest.mark.parametrize("off", [0.0, 2e-8])
+def test_the_same_sigma_again_is_not_forecast(off):
+    """Also where a sampler has computed it anew, and it differs by rounding."""
     plan = ErrorBudget(0.02, NEVER)
     for step, place in enumerate((0.0, 0.05)):
         plan.next(Moment(step, 20, place, 0.05), [0.0][:step])
         plan.learn(0.0)
-    again = plan.next(Moment(1, 20, 0.05, 0.05), [0.0, 0.05])
+    again = plan.next(Moment(1, 20, 0.05 + off, 0.05), [0.0, 0.05])
     assert again.kind is Kind.FULL and "same sigma" in again.why
+
+
+@pytest.mark.parametrize("noise, kind", [(0.0, Kind.FORECAST), (0.5, Kind.FULL)])
+def test_noise_that_is_added_at_one_sigma_is_seen(noise, kind):
+    """As in dpm_2_ancestral: to the midpoint of a step nothing is random, and the next step begins at that sigma with
+    new noise. The line up to there is smooth, and a forecast across that noise is not."""
+    plan = ErrorBudget(0.05, NEVER)
+    for step, (place, known, error) in enumerate(((0.0, [], 0.0), (0.05, [0.0], 0.001), (0.05, [0.0, 0.05], noise))):
+        plan.next(Moment(step, 20, place, 0.1), known)
+        plan.learn(error)
+    assert plan.next(Moment(3, 20, 0.1, 0.1), [0.0, 0.05]).kind is kind
+    plan.restart()
+    assert plan.floor == 0.0
 
 
 def test_outside_of_the_window_noise_runs_in_full():

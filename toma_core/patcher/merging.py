@@ -59,6 +59,9 @@ class Merging:
         if kind is not None:
             self.passes, self.merged = {}, False
             self.answers += 1
+            # Windows that slide on, and are never seen again, must not pile up.
+            horizon = self.answers - 2 * max(2, self.settings.reselect_every)
+            self.memories = {key: part for key, part in self.memories.items() if part[0].used_at >= horizon}
 
     def end(self) -> None:
         """Puts the forwards back and drops all that was kept."""
@@ -218,9 +221,6 @@ class Merging:
                 raise_unless_out_of_memory(error)
         memory.used_at = self.answers
         self.memories.update({key: (memory, slot) for slot, key in enumerate(keys)})
-        # Windows that slide on, and are never seen again, must not pile up.
-        horizon = self.answers - 2 * max(2, self.settings.reselect_every)
-        self.memories = {key: part for key, part in self.memories.items() if part[0].used_at >= horizon}
 
 
 def _frames(options: dict) -> tuple | None:

@@ -110,9 +110,9 @@ class Report:
         where fewer than two full ones were timed, or all were full; the first of a run does not count, it warms up."""
         if set(self.kinds) == {Kind.FULL.value}:
             return None
-        full = [e.seconds for e in self.evaluations[1:] if e.kind == Kind.FULL.value and e.seconds]
-        total = sum(e.seconds for e in self.evaluations[1:])
-        return median(full) * len(self.evaluations[1:]) / total if len(full) > 1 and total else None
+        timed = [e for e in self.evaluations[1:] if e.seconds]
+        full = [e.seconds for e in timed if e.kind == Kind.FULL.value]
+        return median(full) * len(timed) / sum(e.seconds for e in timed) if len(full) > 1 else None
 
     def summary(self) -> str:
         """20 steps: 9 full, 2 merged, 9 forecast: 1.9x by work done, 1.8x measured"""

@@ -27,10 +27,12 @@ from .report import ErrorMap, Evaluated, Report
 
 UNASKED = "another node runs the model in a way of its own, so that this run was never asked"
 SEVERAL = "nothing is forecast: another node asks more than once at each sigma"
+FRAME_BY_FRAME = "nothing is forecast: the sampler makes a video part by part, and the model keeps what it has seen"
 ADAPTIVE = "nothing is forecast: the sampler chooses its steps by how the answers differ"
 READS_MORE = "nothing is forecast: the sampler also reads what the answer is made of, as CFG++ does"
 NO_LATENT = "nothing is forecast: the guider's answer is not a latent, another node has changed what it gives"
 NOTHING_SET = "nothing is forecast or merged with these settings: ratio and tolerance are 0"
+CHANGED = "forecasts start anew: prompts, guidance, size or schedule have changed here"
 SHORTEST = 4  # steps: two are computed, one is forecast, the last corrects it
 NO_BLOCKS = "no tokens were merged: no block of the model came by, another node runs the model in a way of its own"
 
@@ -90,9 +92,14 @@ class Run:
         moment = moment_at(sigma, self.sigmas, self.flow)
         if self._reads_more(guider, model_options):
             self.forecast_nothing(READS_MORE)
-        if self._breaks(guider, x, sigma, moment, options):
+        if "ar_state" in options:
+            self.forecast_nothing(FRAME_BY_FRAME)
+        changed = self._breaks(guider, x, sigma, moment, options)
+        if changed:
             self._start_anew()
         decision = self.plan.next(moment, self.forecast.places)
+        if changed and self.forecasts:
+            decision = Decision(decision.kind, CHANGED)
         given = None
         if decision.kind is Kind.FORECAST:
             given = self._with_memory(self.forecast.give, moment.place, moment.weight)
@@ -211,7 +218,8 @@ class Run:
 
     def _breaks(self, guider, x: Tensor, sigma: float, moment: Moment, options: dict) -> bool:
         """Whether the history must not be continued here."""
-        phase = (phase_of(getattr(guider, "conds", None), sigma), asked_for(options))
+        cfg = getattr(guider, "cfg", None)  # CFGOverride sets another one for a part of the schedule
+        phase = (phase_of(getattr(guider, "conds", None), sigma), asked_for(options), cfg)
         about, self.seen = self.seen, (tuple(x.shape), x.dtype, phase, (moment, sigma))
         if about is None:
             return False
@@ -229,15 +237,17 @@ class Run:
 
     def network(self, executor, *args, **kwargs):
         """Wraps the network's forward, inside of what other nodes wrap it with: counts what none of them answered."""
-        with self.account.lock:
+        out = executor(*args, **kwargs)
+        with self.account.lock:  # a call that failed is run again, and counts once
             self.rows += len(args[0]) if args else 1
-        return executor(*args, **kwargs)
+        return out
 
     def end(self, finished: bool, attention: str) -> Report:
         """Drops all that was kept and gives the account of the run."""
         self.merging.end()
         self.forecast.forget()
-        self._clock()
+        if finished:  # else the last evaluation was broken off, and its time is none of a whole one
+            self._clock()
         report = self.report
         report.seconds = time.perf_counter() - self.started if self.started else 0.0
         if finished:
