@@ -98,8 +98,8 @@ def figure():
 
 # Two processes take the files in this order: what takes long comes first, and what starts a browser is spread.
 ORDER = (
-    "browser/test_demo.py", "robustness/test_composition.py", "browser/", "robustness/test_faults.py", "robustness/",
-    "comfy/", "project/", "nodes/",
+    "browser/test_demo.py", "bench/test_packs.py", "robustness/test_composition.py", "browser/", "bench/",
+    "robustness/test_faults.py", "robustness/", "comfy/test_memory.py", "comfy/", "project/", "nodes/",
 )  # fmt: skip
 
 

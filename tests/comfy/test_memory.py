@@ -141,8 +141,8 @@ def test_peak_memory_is_that_of_the_unmerged_run(comfy, name):
     alike = {(s.ratio, s.merge, s.tolerance > 0): preset for preset, s in presets.items()}
     for preset in alike.values():
         settings = presets[preset]
-        peak = real.sampled(settings, "FMM" if not settings.tolerance else "FFPMPMM" if settings.ratio else "FFPFPFF")
-        merged = 2 + bool(settings.tolerance) if settings.ratio else 0
+        peak = real.sampled(settings, "FMM" if not settings.tolerance else "FFPMM" if settings.ratio else "FFPF")
+        merged = 2 if settings.ratio else 0
         assert real.merged == merged or preset == "paper", "this shows nothing"
         more = peak.most - unmerged.most
         print(
