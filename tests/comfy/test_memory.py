@@ -134,7 +134,7 @@ def test_peak_memory_is_that_of_the_unmerged_run(comfy, name):
     from comfyui_toma.toma_core import settings as ours
 
     real = Real(name)
-    unmerged = real.sampled(ours.Settings(ratio=0.0), "FF")
+    unmerged = real.sampled(ours.Settings(ratio=0.0), "F")
     latent = 4 * prod(real.inputs["x"])  # bytes, in fp32
     presets = {preset: ours.PRESETS[preset]["unet" if name == "sdxl" else "dit"] for preset in PRESETS}
     # Presets that differ by their tolerance only ask for the same memory in the same kinds of step.
