@@ -70,8 +70,9 @@ def _panel(axes, regime: Regime, rows: list[dict]) -> None:
         if row["method"] in OURS and row["lpips"] > 0:
             place = (row["speedup"], row["lpips"])
             axes.plot(*place, marker="*", ms=11, color=OUR_COLOURS["ours"], mec="white", zorder=4)
-            if labels and place[0] - labels[-1][0][0] < 0.35 and 0.5 < place[1] / labels[-1][0][1] < 2:
-                labels[-1][1].append(row["method"])  # two labels would lie on one another
+            near = (names for at, names in labels if abs(place[0] - at[0]) < 0.5 and 0.4 < place[1] / at[1] < 2.5)
+            if names_there := next(near, None):
+                names_there.append(row["method"])  # two labels would lie on one another
             else:
                 labels.append((place, [row["method"]]))
     for place, names_there in labels:
