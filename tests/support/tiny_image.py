@@ -255,7 +255,7 @@ CASES = [
     Tiny("z_image", "ZImage", Z_IMAGE, (16, 16, 20)),
     Tiny("z_image_omni", "ZImage", {**Z_IMAGE, "siglip_feat_dim": 48}, extra=references, odd=False),
     Tiny("krea2", "Krea2", KREA, VIDEO_SHAPED, text=80, detected=True),
-    Tiny("krea2_edit", "Krea2", KREA, VIDEO_SHAPED, text=80, detected=True, extra=references_at("index")),
+    Tiny("krea2_edit", "Krea2", KREA, VIDEO_SHAPED, text=80, detected=True, since="0.30", extra=references_at("index")),
     Tiny("hunyuan_image", "HunyuanImage21", HUNYUAN_IMAGE, (64, 8, 8), detected=True, extra=byt5),
     Tiny("hunyuan_image_masked", "HunyuanImage21", HUNYUAN_IMAGE, (64, 8, 8), detected=True, extra=padded, cfg=1.0,
          pairs=False),

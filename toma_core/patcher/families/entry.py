@@ -163,6 +163,11 @@ def img_slice(seen: Layout) -> int | None:
     return found[0] if found else None
 
 
+def img_slice_or_end(seen: Layout) -> int | None:
+    """Text, image, references. Releases that know no references give no img_slice, and the image is last."""
+    return img_slice(seen) if "img_slice" in seen.options else at_end(seen)
+
+
 def before_padding(seen: Layout) -> int | None:
     """Last, but padded to a multiple of some length."""
     multiple = getattr(seen.network, "pad_tokens_multiple", None) or 1

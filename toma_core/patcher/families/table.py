@@ -19,7 +19,7 @@ from .entry import (
     at_end,
     before_padding,
     cell,
-    img_slice,
+    img_slice_or_end,
     square,
 )
 
@@ -180,7 +180,7 @@ ENTRIES = [
             Stream(
                 "blocks",
                 image="x",
-                start=img_slice,
+                start=img_slice_or_end,
                 rows={"freqs": 2},
                 masks=("mask",),
                 bounds=("timestep_zero_index",),
