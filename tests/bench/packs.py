@@ -30,9 +30,10 @@ ABOUT = """Written by `python dev.py bench packs` with ComfyUI {version} on {dat
 process of its own; every node of it that takes and gives a MODEL, with its defaults (but for the few values in
 `INSTEAD` of tests/bench/packslib/trying.py), on the demo Flux and the demo UNet, {steps} steps, alone, then before
 and after ToMA with {preset}. *compose*: the run is accelerated and the node changes the image the way it does
-without ToMA. *no effect here*: it changes nothing on these models, with or without ToMA. *way of their own*: the
-node leaves ToMA nothing to do, because it runs the model in a way of its own or can't be forecast within the
-tolerance, and the run's report says why. *fail without ToMA*:
+without ToMA; a node that leaves out work by itself (another cache) is only held to twice the error that it or ToMA
+has alone. *no effect here*: it changes nothing on these models, with or without ToMA. *run in full*: nothing is
+forecast, because answers with this node do not continue smoothly enough for the tolerance, or because it runs the
+model in a way of its own; the run's report says which. *fail without ToMA*:
 they fail by themselves, with these models, this release, or for want of model files. *not tried*: they need what
 can't be made from nothing. A plain run afterwards is the same bit by bit, except where the remark says that the
 pack changes it."""

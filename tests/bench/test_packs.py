@@ -73,6 +73,35 @@ class CountsCalls(Node):  # for good, on the shared model; after twelve calls no
         return (model.clone(),)
 
 
+class Holds(Node):  # the ninth answer that the network gives; beside forecasts there are no nine
+    def change(self, model, strength):
+        from comfy.patcher_extension import WrappersMP
+
+        model, kept = model.clone(), []
+
+        def run(executor, *args, **kwargs):
+            kept.clear()
+            return executor(*args, **kwargs)
+
+        def network(executor, *args, **kwargs):
+            if len(kept) < 9:
+                kept.append(executor(*args, **kwargs))
+            return kept[-1]
+
+        model.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, "holds", run)
+        model.add_wrapper_with_key(WrappersMP.DIFFUSION_MODEL, "holds", network)
+        return (model,)
+
+
+class GivesTheOther(Node):
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"model": ("MODEL",), "other": ("MODEL",)}}
+
+    def change(self, model, other):
+        return (other,)
+
+
 class Ends(Node):
     def change(self, model, strength):
         if "Flux" in type(model.model).__name__:
@@ -84,7 +113,9 @@ class Ends(Node):
 
 NODE_CLASS_MAPPINGS = {
     node.__name__: node
-    for node in (Blanks, CountsCalls, Ends, Idle, NeedsMore, NotBesideToMA, Raises, Scales, SpoilsTheModel)
+    for node in (
+        Blanks, CountsCalls, Ends, GivesTheOther, Holds, Idle, NeedsMore, NotBesideToMA, Raises, Scales, SpoilsTheModel,
+    )
 }
 """
 
@@ -125,6 +156,8 @@ def test_outcomes(run):
         "Blanks": {"composes"},
         "CountsCalls": {"composes"},
         "Ends": {"fails without us too"},
+        "GivesTheOther": {"composes"},
+        "Holds": {"composes"},
         "Idle": {"no effect of its own here"},
         "NeedsMore": {"not tried"},
         "NotBesideToMA": {"fails only with us"},
@@ -135,6 +168,7 @@ def test_outcomes(run):
     assert nodes["NeedsMore"]["flux"]["note"] == "needs a CONTROL_NET"
     assert "after ToMA: KeyError" in nodes["NotBesideToMA"]["unet"]["note"]
     assert nodes["Scales"]["flux"]["asked"]["guider"] == 12
+    assert nodes["Holds"]["flux"]["note"].startswith("leaves out work by itself")
     assert "ended with code 3" in nodes["Ends"]["flux"]["note"]
 
 
@@ -153,9 +187,9 @@ def test_a_pack_that_can_not_be_loaded_stops_nothing(run):
 def test_the_table_takes_its_place(run):
     _, text, done = run
     assert text.startswith("# Title\n\n<!-- packs -->\n") and text.endswith("<!-- /packs -->\n\nThe rest.\n")
-    assert "| someone/a-pack | 0123456 | 2026-01-02 | 9 | 4 | 1 |  | 2 | 1 | 1 |" in text
+    assert "| someone/a-pack | 0123456 | 2026-01-02 | 11 | 6 | 1 |  | 2 | 1 | 1 |" in text
     assert "CountsCalls, SpoilsTheModel changes the shared model by itself" in text and "old" not in text
-    totals = "1 of 2 packs loaded, 1 of them with nodes that take and give a MODEL; of 9 such nodes 4 compose, "
+    totals = "1 of 2 packs loaded, 1 of them with nodes that take and give a MODEL; of 11 such nodes 6 compose, "
     assert totals in text and totals in done.stdout
     assert str(TESTS.parent) not in text
 

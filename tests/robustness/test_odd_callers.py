@@ -303,31 +303,6 @@ def test_slots_called_oddly(bench, how, control):
     says_what_it_did(report)
 
 
-@pytest.mark.parametrize("first", [True, False], ids=["before ToMA", "after ToMA"])
-def test_a_foreign_slot_in_every_block(bench, first):
-    """Spectrum keeps the features of all tokens there: it always sees them all."""
-    seen = set()
-
-    def slot(args, extra):
-        seen.add(args["img"].shape[1])
-        return extra["original_block"](args)
-
-    def theirs(model):
-        model = model.clone()
-        for kind in ("double_block", "single_block"):
-            for i in range(2):
-                model.set_model_patch_replace(slot, "dit", kind, i)
-        return model
-
-    model = bench.models["flux"]
-    patched = toma(theirs(model), **MERGED) if first else theirs(toma(model, **MERGED))
-    assert torch.equal(builders.sample(patched, **RUN), builders.sample(model, **RUN))
-    assert seen == {64, 64 + builders.TEXT_TOKENS}
-    assert told(patched).notes == [
-        "tokens are not merged: another node runs code of its own in the place of double_block 0"
-    ]
-
-
 @pytest.mark.parametrize("settings", [FORECAST, MERGED], ids=["forecast", "merged"])
 def test_skip_layer_guidance_on_the_first_and_last_block(bench, settings):
     def skipping(model):

@@ -70,6 +70,7 @@ def _sample(new_run: Callable[[], Run], handle: Handle, executor: Any, *args, **
     if "adaptive" in _name_of(kwargs.get("sampler", args[2] if len(args) > 2 else None)):
         run.forecast_nothing(ADAPTIVE)
     options = own.setdefault("transformer_options", {})
+    run.others.watch(options)
     run.family.install(options)
     add_wrapper_with_key(WrappersMP.PREDICT_NOISE, KEY, run.predict_noise, options)
     add_wrapper_with_key(WrappersMP.DIFFUSION_MODEL, KEY, run.network, options)

@@ -14,6 +14,7 @@ from ..plan import Kind
 from ..settings import Settings
 
 VERSION = 1  # of `Report.as_json`
+ANSWERED = "another node answered in the place of the model"
 
 
 @dataclass
@@ -111,7 +112,7 @@ class Report:
         if set(self.kinds) == {Kind.FULL.value}:
             return None
         timed = [e for e in self.evaluations[1:] if e.seconds]
-        full = [e.seconds for e in timed if e.kind == Kind.FULL.value]
+        full = [e.seconds for e in timed if e.kind == Kind.FULL.value and e.why != ANSWERED]
         return median(full) * len(timed) / sum(e.seconds for e in timed) if len(full) > 1 else None
 
     def summary(self) -> str:

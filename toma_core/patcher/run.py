@@ -23,7 +23,8 @@ from .dynamo import as_written, keep_out_of_graphs
 from .families.base import Family
 from .memory import raise_unless_out_of_memory
 from .merging import Merging
-from .report import ErrorMap, Evaluated, Report
+from .report import ANSWERED, ErrorMap, Evaluated, Report
+from .slots import OthersSlots
 
 UNASKED = "another node runs the model in a way of its own, so that this run was never asked"
 SEVERAL = "nothing is forecast: another node asks more than once at each sigma"
@@ -66,6 +67,7 @@ class Run:
         self.clock_at = 0.0
         self.rows = 0  # that went into the network, of all calls which no other node answered
         self.rows_each = 0  # of them for the last answer
+        self.others = OthersSlots()
         self.has_steps = True  # a schedule of one sigma has none
         self.started: float | None = None
         keep_out_of_graphs(Run)
@@ -127,10 +129,11 @@ class Run:
         entry.work = run / full if full else 1.0
         if decision.kind is Kind.MERGED and not self.merging.merged:
             entry.kind, entry.why = Kind.FULL.value, "no tokens were merged here"
-        answered = rows and self.rows == rows  # by what lies between the guider and the network
+        # by what lies between the guider and the network, or in the place of its blocks
+        answered = (rows and self.rows == rows) or self.others.skipped()
         latent = isinstance(answer, Tensor) and answer.shape == arguments[0].shape
         if answered or not latent:
-            entry.why = "another node answered in the place of the model" if latent else "the answer is not a latent"
+            entry.why = ANSWERED if latent else "the answer is not a latent"
             if not latent and self.forecasts:
                 self.account.note(NO_LATENT)
             self._start_anew()

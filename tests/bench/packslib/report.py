@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-GOOD, NOTHING, OWN = "composes", "no effect of its own here", "runs the model in a way of its own"
+GOOD, NOTHING, OWN = "composes", "no effect of its own here", "is run in full"
 ALONE, BAD, UNMADE = "fails without us too", "fails only with us", "not tried"
 STATUSES = (GOOD, NOTHING, OWN, ALONE, BAD, UNMADE)
-SHORT = {GOOD: "compose", NOTHING: "no effect here", OWN: "way of their own", ALONE: "fail without ToMA",
+SHORT = {GOOD: "compose", NOTHING: "no effect here", OWN: "run in full", ALONE: "fail without ToMA",
          BAD: "fail only with ToMA", UNMADE: "not tried"}  # fmt: skip
 BEGIN, END = "<!-- packs -->", "<!-- /packs -->"
 # Of a node's outcomes on both models the one that says most about it.
@@ -47,7 +47,7 @@ def table(rows: Sequence[dict]) -> str:
         cells = [row["source"] or row["pack"], row["commit"][:7], row["date"], str(len(row["nodes"]))]
         cells += [str(counted[status] or "") for status in STATUSES]
         lines.append(f"| {' | '.join(cells)} | {in_a_cell(remark)} |")
-    told = [(BAD, "Fail only with ToMA"), (OWN, "Run the model in a way of their own")]
+    told = [(BAD, "Fail only with ToMA"), (OWN, "Run in full")]
     for status, title in told:
         lines += single_nodes(rows, status, title)
     return "\n".join(lines)

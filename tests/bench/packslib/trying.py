@@ -227,6 +227,11 @@ class PackBench(composing.Bench):
                     return "", note
                 if far(again, alone.out) > far(out, alone.out) / 2:
                     return "", "differs as much from run to run by itself"
+            if self.leaves_out_work(node_id, node, name, alone):
+                plain, merged = self.baseline(name)
+                error, own = far(out, plain), far(again, plain)
+                if error <= composing.MOST_COST * max(own, far(merged, plain)):
+                    return "", f"leaves out work by itself: {error:.2f} from the plain image, alone {own:.2f}"
             model = call(node, self.fill(node_id, node, name, self.models[name], alone.nudged))
             shaken = far(self.sample(model, shake=SHAKE), again)
             if shaken > far(out, again) / 2:
@@ -250,12 +255,30 @@ class PackBench(composing.Bench):
         return Alone(out, nudged, asked, has_effect)
 
     def together(self, node_id: str, node: type, name: str, nudged: bool, where: str):
-        model = self.models[name]
-        if where == "after":
-            patched = call(node, self.fill(node_id, node, name, self.toma(model), nudged))
+        model, others = self.models[name], self.others
+        if where == "after":  # of a node that takes two models ToMA is on both: a switch gives one of them
+            self.others = {**others, name: self.toma(others[name])}
+            try:
+                patched = call(node, self.fill(node_id, node, name, self.toma(model), nudged))
+            finally:
+                self.others = others
         else:
             patched = self.toma(call(node, self.fill(node_id, node, name, model, nudged)))
         return self.sample(patched), patched
+
+    def leaves_out_work(self, node_id: str, node: type, name: str, alone: Alone) -> bool:
+        """Whether the innermost block runs less often with the node than without: a cache, whose effect is an error."""
+        self.put_right(name)
+        network = self.models[name].model.diffusion_model
+        block, runs = (network.single_blocks[-1] if name == "flux" else network.middle_block[0]), []
+        hook = block.register_forward_pre_hook(lambda *_: runs.append(1))
+        try:
+            self.sample(self.models[name])
+            plain = len(runs)
+            self.sample(call(node, self.fill(node_id, node, name, self.models[name], alone.nudged)))
+        finally:
+            hook.remove()
+        return len(runs) - plain < plain
 
     def had_no_clip(self, node: type) -> bool:
         return any(kind == "CLIP" and required for kind, _, required in composing.inputs_of(node).values())

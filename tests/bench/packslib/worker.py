@@ -40,6 +40,7 @@ def main(job: dict) -> None:
     start_server_object()
     link(TESTS.parent, base / "custom_nodes" / PACK_NAME)
     link(pack, base / "custom_nodes" / pack.name)
+    sys.path.append(str(base))  # some packs import themselves as custom_nodes.<folder>
     logging.getLogger().setLevel(logging.WARNING)
 
     import composing
