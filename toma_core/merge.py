@@ -168,7 +168,7 @@ def weigh(
     if destinations.used is not None:
         logits = logits.masked_fill(~destinations.used.unsqueeze(-1), -inf)
     hard = temperature is None or temperature == inf
-    if hard:
+    if temperature is None or hard:  # hard alone tells a type checker nothing of the temperature
         slot = torch.arange(index.shape[-1], device=device).unsqueeze(1)
         up = (logits.argmax(2, keepdim=True) == slot).float()
     else:
