@@ -53,6 +53,7 @@ def arguments(given: list[str]) -> argparse.Namespace:
     parser.add_argument("--site", type=Path, metavar="FOLDER", help="Python packages that these packs need")
     parser.add_argument("--add", action="store_true", help="keep the rows of other packs that are in the JSON file")
     parser.add_argument("--preset", default="", help="of ToMA; custom merges tokens as well. Without: the default")
+    parser.add_argument("--models", nargs="+", choices=Limits.models, default=Limits.models, help="the demo models")
     parser.add_argument("--steps", type=int, default=Limits.steps, help="of the sampler")
     parser.add_argument("--load-seconds", type=float, default=Limits.load, help="for a pack to be loaded")
     parser.add_argument("--stage-seconds", type=float, default=Limits.stage, help="for one run of one node")
@@ -69,7 +70,8 @@ def main(given: list[str]) -> int:
     if not packs and (folders or not options.add):
         print(f"No pack in {', '.join(missing or map(str, folders))}: a pack is a folder with an __init__.py.")
         return 2
-    limits = Limits(options.load_seconds, options.stage_seconds, options.pack_seconds, options.steps, options.preset)
+    times = (options.load_seconds, options.stage_seconds, options.pack_seconds)
+    limits = Limits(*times, options.steps, options.preset, tuple(options.models))
     rows = {row["pack"]: row for row in kept(options.json)} if options.add else {}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary).resolve()

@@ -131,18 +131,9 @@ def run(tmp_path_factory):
     (folder / "all" / "broken" / "__init__.py").write_text("import a_package_that_nobody_has\n")
     (folder / "table.md").write_text("# Title\n\n<!-- packs -->\nold\n<!-- /packs -->\n\nThe rest.\n")
     command = [sys.executable, str(TESTS / "bench" / "packs.py"), str(folder / "all")]
-    command += [
-        "--steps",
-        "12",
-        "--load-seconds",
-        "900",
-        "--stage-seconds",
-        "300",
-        "--json",
-        str(folder / "rows.json"),
-        "--write",
-        str(folder / "table.md"),
-    ]
+    options = {"models": "flux", "steps": 12, "load-seconds": 900, "stage-seconds": 300}
+    options |= {"json": folder / "rows.json", "write": folder / "table.md"}
+    command += [str(part) for name, value in options.items() for part in (f"--{name}", value)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1800)
     assert done.returncode in (0, 1), done.stderr
     rows = {row["pack"]: row for row in json.loads((folder / "rows.json").read_text())}
@@ -166,7 +157,7 @@ def test_outcomes(run):
         "SpoilsTheModel": {"composes"},
     }
     assert nodes["NeedsMore"]["flux"]["note"] == "needs a CONTROL_NET"
-    assert "after ToMA: KeyError" in nodes["NotBesideToMA"]["unet"]["note"]
+    assert "after ToMA: KeyError" in nodes["NotBesideToMA"]["flux"]["note"]
     assert nodes["Scales"]["flux"]["asked"]["guider"] == 12
     assert nodes["Holds"]["flux"]["note"].startswith("leaves out work by itself")
     assert "ended with code 3" in nodes["Ends"]["flux"]["note"]

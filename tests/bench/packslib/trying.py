@@ -62,7 +62,8 @@ class PackBench(composing.Bench):
 
     run = {"width": 64, "height": 64, "steps": 12, "cfg": 2.0}
 
-    def __init__(self, folder: Path, names: dict[str, Path], steps: int = 12, preset: str | None = None) -> None:
+    def __init__(self, folder: Path, names: dict[str, Path], steps: int, preset: str, models: list[str]) -> None:
+        self.names_of_models = models
         super().__init__(folder)
         self.run, self.preset = {**self.run, "steps": steps}, preset
         composing.INSTEAD.update(INSTEAD)
@@ -71,7 +72,7 @@ class PackBench(composing.Bench):
         self.unmerged: dict[str, Tensor] = {}
 
     def make_models(self, seed: int) -> dict:
-        return {name: self.load(name, seed) for name in ("flux", "unet")}
+        return {name: self.load(name, seed) for name in self.names_of_models}
 
     def load(self, name: str, seed: int = 0):
         model = getattr(loading, f"load_demo_{name}")()

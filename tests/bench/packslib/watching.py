@@ -37,6 +37,7 @@ class Limits:
     pack: float = 1200
     steps: int = 12  # of the sampler
     preset: str = ""  # of ToMA; "": the default
+    models: tuple[str, ...] = ("flux", "unet")
 
 
 def packs_in(folders: list[Path]) -> list[Path]:
@@ -116,8 +117,9 @@ class Watch:
         out.write_text("")
         self.read, self.at = 0, {}
         done = [list(pair) for pair in self.results]
-        asked = {"pack": str(self.pack), "base": str(base), "out": str(out), "steps": self.limits.steps}
-        job.write_text(json.dumps({**asked, "preset": self.limits.preset, "done": done}))
+        limits = {name: getattr(self.limits, name) for name in ("steps", "preset", "models")}
+        asked = {"pack": str(self.pack), "base": str(base), "out": str(out), "done": done, **limits}
+        job.write_text(json.dumps(asked))
         path = [os.environ.get("PYTHONPATH", ""), *([str(self.site)] if self.site else [])]
         environment = {**os.environ, **OFFLINE, "COMFYUI_PATH": str(self.tree), "OMP_NUM_THREADS": "1"}
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, path))

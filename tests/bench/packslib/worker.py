@@ -51,7 +51,7 @@ def main(job: dict) -> None:
     names = {pack.name: pack, "ToMA": TESTS.parent, "ComfyUI": Path(sys.modules["nodes"].__file__).parent}
     composing.load_core_nodes()
     finish(nodes.load_custom_node(str(base / "custom_nodes" / PACK_NAME)))
-    bench = PackBench(base / "bench", names, job["steps"], job.get("preset"))
+    bench = PackBench(base / "bench", names, job["steps"], job["preset"], job["models"])
     for name in bench.models:
         bench.put_right(name)  # what a plain run gives before the pack is there
     before = dict(nodes.NODE_CLASS_MAPPINGS)
