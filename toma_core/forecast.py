@@ -15,9 +15,13 @@ Both are measured along the way from a0 to a2. Along a1 - a0, as by least square
 line and shorten what follows, and the gain would be too small.
 
 A sampler's step takes the share `weight` of its answer into the image, so forecasts that were off by e have moved it
-by the sum of weight * e. The next answer that is computed shows that sum: between p1 and p2 the answers lay close to
-the line from a1 to a2. So the sampler gets a2 less most of that sum divided by its own weight. What stays in the image
-is little more than how far the true answers bend away from that line.
+by the sum of weight * e. The next answer that is computed shows that sum: on the line from a1 to a2 the answer at p had
+come so far as it would with a velocity that changes evenly,
+
+    came(p) = (p - p1) (1 - p) / ((p2 - p1) (1 - p2)), but not past a2
+
+where 1 - p is the share of noise. So the sampler gets a2 less most of that sum divided by its own weight. What stays in
+the image is little more than how far the true answers bend away from that line.
 """
 
 from __future__ import annotations
@@ -119,7 +123,7 @@ class Forecast:
             return answer
         *before, last = self.anchors
         share = CORRECTED * min(1.0 / weight, MOST / self.given[-1].weight)
-        came = share * sum(g.weight * (g.place - last.place) / (place - last.place) for g in self.given)
+        came = share * sum(g.weight * _came(last.place, g.place, place) for g in self.given)
         made = _on(answer, last.answer, came)
         if before:
             foretold = share * sum(g.weight * g.ahead for g in self.given)
@@ -129,6 +133,11 @@ class Forecast:
     def forget(self) -> None:
         """The history starts anew."""
         self.anchors, self.given, self.gain = [], [], self.first_gain
+
+
+def _came(begin: float, place: float, end: float) -> float:
+    """How much of the way from the answer at `begin` to that at `end` the answer at `place` had come."""
+    return min(1.0, (place - begin) * (1.0 - place) / ((end - begin) * max(1.0 - end, SAME)))
 
 
 def _square(x: Tensor) -> Tensor:
