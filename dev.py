@@ -515,13 +515,13 @@ def test_releases(options: argparse.Namespace, versions: list[str], rest: list[s
         failed = failed or code != 0
         # Any other code of pytest's: it was interrupted, or did not get as far as the tests.
         outcomes[version] = release_outcome(report) if code in (0, 1) and report.is_file() else None
+        if options.write and outcomes[version]:
+            write_releases(Path(options.write), outcomes)
     columns = ("passed", "failed", "skipped", "seconds")
     say(f"\n{'ComfyUI':<10}" + "".join(f"{name:>9}" for name in columns))
     for version, outcome in outcomes.items():
         figures = "".join(f"{outcome[name]:>9}" for name in columns) if outcome else "  did not come to its end"
         say(f"{version:<10}{figures}")
-    if options.write and any(outcomes.values()):
-        write_releases(Path(options.write), outcomes)
     return int(failed)
 
 
