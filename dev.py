@@ -502,7 +502,10 @@ def test_releases(options: argparse.Namespace, versions: list[str], rest: list[s
         raise Stop(f"{options.write} has no place for the table: a line {' and a line '.join(RELEASES_TABLE)}.")
     outcomes, failed = {}, False
     rest = rest if named_tests(rest) else [*rest, *TWO_AT_ONCE, *(TESTS / name for name in MEETS_COMFYUI)]
+    code = 0
     for version in versions:
+        if code == 2 or code < 0:  # of pytest: ended from outside, so this whole command is
+            break
         options.comfyui = version
         report = DEV / f"report-{version}.xml"
         report.unlink(missing_ok=True)

@@ -26,6 +26,8 @@ READY = "() => window.app?.extensionManager?.spinner === false"
 
 browser_tests_not_run: list[str] = []
 figures: dict[str, str] = {}
+PAGE = pytest.StashKey()
+BLANK = "about:blank"
 
 
 def pytest_configure(config):
@@ -72,8 +74,13 @@ def console() -> list[str]:
     return []
 
 
+def open_front_end(page, url: str) -> None:
+    page.goto(url)
+    page.wait_for_function(READY, timeout=180_000)
+
+
 @pytest.fixture(scope="session")
-def page(browser, server, console):
+def page(request, browser, server, console):
     """The front end of `server`, ready to use. One page for all tests: leave no dialog open."""
     page = browser.new_page(viewport={"width": 1600, "height": 1000})
 
@@ -83,8 +90,8 @@ def page(browser, server, console):
 
     page.on("console", listen)
     page.on("pageerror", lambda error: console.append(str(error)))
-    page.goto(server.url)
-    page.wait_for_function(READY, timeout=180_000)
+    open_front_end(page, server.url)
+    request.config.stash[PAGE] = (page, server.url)
     # Old front ends open a dialog for every model file that a workflow names and this machine doesn't have.
     page.evaluate("() => app.extensionManager.setting.set('Comfy.Workflow.ShowMissingModelsWarning', false)")
     return page
@@ -114,6 +121,21 @@ def pytest_collection_modifyitems(config, items):
         return next((i for i, part in enumerate(ORDER) if name.startswith(part)), len(ORDER))
 
     items.sort(key=place)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    page, url = item.config.stash.get(PAGE, (None, ""))
+    if page is not None and page.url == BLANK and "page" in item.fixturenames:
+        open_front_end(page, url)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item, nextitem):
+    """A page that nobody looks at takes a third of a core: it is left when another folder's tests begin."""
+    page, _ = item.config.stash.get(PAGE, (None, ""))
+    if page is not None and nextitem is not None and nextitem.path.parent != item.path.parent:
+        page.goto(BLANK)
 
 
 def pytest_runtest_logreport(report):

@@ -20,7 +20,7 @@ OTHER_SEED = "unmerged, other seed"
 PAPER = "paper"
 MERGING = "and merging"
 OURS = tuple(name for name in PRESETS if name != PAPER)
-TOLERANCES = (0.01, 0.03, 0.07, 0.16, 0.3, 0.6)
+TOLERANCES = (0.01, 0.03, 0.07, 0.16, 0.3, 0.6, 0.8)
 MERGING_AT = (0.07, 0.3)  # tolerances at which merging is added to forecasting
 MERGED_AWAY = {"unet": 0.5, "dit": 0.35}  # ... at this ratio
 DEMO_SKIP = 1  # of the demo Flux's 2 + 4 blocks, where the authors leave 5 of 19 and of 38 alone
