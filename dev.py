@@ -204,6 +204,7 @@ class Environment:
 
     def __init__(self, tree: Path, python: Path, pins: Path):
         self.tree, self.python, self.pins = tree, python, pins
+        self.told_to_end = False  # while a command ran: the next one is not to begin
 
     def variables(self) -> dict[str, str]:
         env = own_environment()
@@ -216,12 +217,17 @@ class Environment:
         process = subprocess.Popen(
             [str(self.python), *map(str, arguments)], env={**self.variables(), **variables}, cwd=ROOT
         )
-        signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+
+        def end(*_) -> None:
+            self.told_to_end = True
+            process.terminate()
+
+        signal.signal(signal.SIGTERM, end)
         while True:
             try:
                 return process.wait()
             except KeyboardInterrupt:
-                continue  # the child got it as well and ends on its own
+                self.told_to_end = True  # the child got it as well and ends on its own
 
 
 def prepare(options: argparse.Namespace, with_test_tools: bool = True) -> Environment:
@@ -502,16 +508,17 @@ def test_releases(options: argparse.Namespace, versions: list[str], rest: list[s
         raise Stop(f"{options.write} has no place for the table: a line {' and a line '.join(RELEASES_TABLE)}.")
     outcomes, failed = {}, False
     rest = rest if named_tests(rest) else [*rest, *TWO_AT_ONCE, *(TESTS / name for name in MEETS_COMFYUI)]
-    code = 0
     for version in versions:
-        if code == 2 or code < 0:  # of pytest: ended from outside, so this whole command is
-            break
         options.comfyui = version
         report = DEV / f"report-{version}.xml"
         report.unlink(missing_ok=True)
         say(f"\n=== ComfyUI {version} ===")
         try:
-            code = run_pytest(prepare(options), [f"--junit-xml={report}", *rest])
+            environment = prepare(options)
+            code = run_pytest(environment, [f"--junit-xml={report}", *rest])
+            if environment.told_to_end:
+                failed = True
+                break
         except Stop as stop:
             say(str(stop))
             code = 1

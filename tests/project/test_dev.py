@@ -221,15 +221,18 @@ REPORT = """<testsuites><testsuite tests="7" failures="0" errors="1" skipped="2"
 def releases(dev, monkeypatch):
     """`test` with nothing prepared or run: releases(*arguments) gives the exit code and which releases were run."""
 
-    def run(*arguments: str, interrupted: str = "") -> tuple[int, list[str]]:
+    def run(*arguments: str, interrupted: str = "", told_to_end: str = "") -> tuple[int, list[str]]:
         ran = []
 
         def run_pytest(environment, rest):
-            ran.append(environment)
+            version = environment.tree.name
+            ran.append(version)
             Path(rest[0].partition("=")[2]).write_text(REPORT)
-            return 2 if environment == interrupted else environment == "0.18.2"
+            environment.told_to_end = version == told_to_end
+            return 2 if version == interrupted else version == "0.18.2"
 
-        dev.prepare, dev.run_pytest = lambda options: options.comfyui, run_pytest
+        dev.prepare = lambda options: dev.Environment(Path(options.comfyui), Path(), Path())
+        dev.run_pytest = run_pytest
         monkeypatch.setattr(sys, "argv", ["dev.py", "test", *arguments])
         return dev.main(), ran
 
@@ -244,6 +247,11 @@ def test_every_release_is_tested_in_turn(dev, releases, capsys):
     assert [row[0] for row in table] == ran
     assert {tuple(row[1:]) for row in table if row[0] != "0.20.1"} == {("4", "1", "2", "3")}
     assert table[ran.index("0.20.1")][1:3] == ["did", "not"]
+
+
+def test_a_run_of_all_releases_ends_when_it_is_told_to(dev, releases):
+    code, ran = releases("--all-comfyui", told_to_end="0.26.0")
+    assert code == 1 and ran == list(reversed(dev.RELEASES))[:3]
 
 
 def test_the_table_of_releases_is_written(releases, tmp_path, capsys):
