@@ -35,7 +35,7 @@ class ToMAPreview(io.ComfyNode):
             category="model/patch",
             description="Shows on the image, at any step, which image tokens ToMA kept and where its forecasts were "
             "wrong.",
-            search_aliases=["token merge preview", "kept tokens", "toma overlay", "forecast error", "statistics"],
+            search_aliases=["kept tokens", "toma overlay", "forecast error", "statistics"],
             is_output_node=True,
             inputs=[
                 io.Model.Input("model", tooltip="The model that was sampled with: what comes out of ToMA."),

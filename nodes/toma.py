@@ -139,7 +139,7 @@ class ToMA(io.ComfyNode):
                 ),
                 io.Boolean.Input(
                     "carry_detail",
-                    default=True,
+                    default=False,  # workflows of 0.1.0 have True
                     optional=True,
                     advanced=True,
                     tooltip="Has no effect any more: tolerance has taken its place. Older workflows still load.",
@@ -149,9 +149,10 @@ class ToMA(io.ComfyNode):
                     default=_SHOWN.tolerance,
                     min=0.0,
                     max=1.0,
-                    step=0.001,
+                    step=0.01,
                     round=0.0001,
                     optional=True,
+                    extra_dict={"precision": 3},
                     tooltip="How far forecasts may take the image from the plain one, relative to it, whatever the "
                     "number of steps. More is faster. 0: nothing is forecast." + _CUSTOM_ONLY,
                 ),
@@ -188,7 +189,7 @@ class ToMA(io.ComfyNode):
         sizes = {str(size): size for size in TILE_SIZES}
         if isinstance(widgets.get("tile_size"), str):
             widgets["tile_size"] = sizes.get(widgets["tile_size"], widgets["tile_size"])
-        if preset == CUSTOM and "carry_detail" in widgets and "carry_detail" not in _told:
+        if preset == CUSTOM and widgets.get("carry_detail") and "carry_detail" not in _told:
             _told.add("carry_detail")
             logging.info("ToMA: carry_detail has no effect any more, tolerance has taken its place.")
         settings = resolve(preset, family_of(model).kind, **widgets)

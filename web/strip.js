@@ -10,6 +10,7 @@ import { say } from "./text.js";
 
 const CUSTOM = "custom", EXAMPLE_STEPS = 20, LEAST_WIDTH = 320, PLAN_HEIGHT = 104;
 const FAMILY_NAMES = { unet: "SDXL", dit: "Flux" };
+const OFF = [2, 4]; // modes of a node: never, bypass
 const nodes = new Set();
 
 /** Turns a new ToMA node into one that shows what it will do and what it did. presets: {name: {family: settings}} */
@@ -123,8 +124,8 @@ function update(state) {
   const settings = Object.fromEntries(keys.map((key) => [key, widgetOf(node, key)?.value]));
   const sampler = findSampler(node), families = presets[widgetOf(node, "preset").value];
   const guessed = families && !family(state) && JSON.stringify(families.unet) !== JSON.stringify(families.dit);
-  const run = lastRun(state, settings, sampler);
-  const about = [settings, sampler, guessed, run && [run.run, run.over, run.evaluations], family(state), say("full"), state.unsampled];
+  const off = OFF.includes(node.mode), run = off ? null : lastRun(state, settings, sampler);
+  const about = [settings, sampler, guessed, run && [run.run, run.over, run.evaluations], family(state), say("full"), state.unsampled, off];
   state.fit();
   if (JSON.stringify(about) === state.drawn) return;
   state.drawn = JSON.stringify(about);
@@ -133,8 +134,12 @@ function update(state) {
   if (run) {
     const { columns, legend } = happened(run, plan.columns.map(([bar]) => bar));
     bars.draw(run.over ? "done" : "running", columns, legend, lineOf(run));
-  } else bars.draw("plan", plan.columns, plan.legend, state.unsampled ? say("unsampled") : captionOf(settings, sampler, guessed));
-  bars.warn(!run && state.unsampled);
+  } else {
+    const caption = off ? say("bypassed") : state.unsampled ? say("unsampled") : captionOf(settings, sampler, guessed, plan);
+    bars.draw("plan", plan.columns, plan.legend, caption);
+  }
+  bars.warn(!run && !off && state.unsampled);
+  bars.inner.classList.toggle("toma-off", off);
   node.setDirtyCanvas?.(true, false);
 }
 
@@ -143,12 +148,18 @@ function lineOf(run) {
   return [run.summary, run.finished ? "" : say("endedEarly"), ...run.notes].filter(Boolean).join(" · ");
 }
 
-function captionOf(settings, sampler, guessed) {
+function captionOf(settings, sampler, guessed, plan) {
   const n = sampler?.steps ?? EXAMPLE_STEPS;
   const percent = Number((100 * settings.tolerance).toPrecision(2));
   return [
     sampler ? say("stepsOf", { n, sampler: sampler.name }) : say("stepsExample", { n }),
-    settings.tolerance > 0 ? say("budget", { x: percent }) : settings.ratio > 0 ? "" : say("off"),
+    willing(settings, plan, percent),
     guessed ? say("shownFor", { family: FAMILY_NAMES.unet }) : "",
   ].filter(Boolean).join(" · ");
+}
+
+/** What of the settings a plan can hold. */
+function willing(settings, plan, percent) {
+  if (settings.tolerance > 0) return plan.columns.some(([bar]) => bar.ghost) ? say("budget", { x: percent }) : say("tooFew");
+  return settings.ratio > 0 ? "" : say("off");
 }

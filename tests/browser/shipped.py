@@ -315,7 +315,7 @@ def comparison(
 def compare() -> tuple[list, list]:
     text = """## What does it cost, what does it save?
 
-The same seed twice: on the left with a **ToMA** whose ratio and tolerance are 0 (it changes nothing and only measures), on the right with the preset under test.
+The same seed twice: below with a **ToMA** whose ratio and tolerance are 0 (it changes nothing and only measures), above with the preset under test.
 
 What to look at
 - **ToMA Compare**: drag the bar to wipe between both images, with the difference beside it, and how much faster a step was
