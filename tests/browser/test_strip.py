@@ -90,6 +90,13 @@ def test_strip_shows_what_happened_and_why(canvas, renderer, graph, kind):
     canvas.screenshot(f"run-{kind}-{renderer}", node)
     states = page.evaluate("() => [...window.tomaStates]")
     assert f"running {STEPS}" in states, "what is to come is drawn with what has come"
+    page.mouse.move(0, 0)
+    page.evaluate("(id) => (app.graph.getNodeById(id).mode = 4)", node)
+    page.wait_for_timeout(600)
+    assert state(canvas, node) == "plan" and told["summary"] not in text(canvas, node), "bypassed, it had no part"
+    page.evaluate("(id) => (app.graph.getNodeById(id).mode = 0)", node)
+    page.wait_for_timeout(600)
+    assert state(canvas, node) == "done"
 
 
 def test_run_is_saved_with_the_workflow_and_hidden_by_other_settings(canvas, renderer, graph):

@@ -165,7 +165,7 @@ def test_strip_by_keyboard_says_what_each_step_will_be(canvas, renderer, small_g
     canvas.frame(node)
     whole = canvas.element(node, "schedule")
     assert strip(canvas, node).get_attribute("data-state") == "plan"
-    assert "forecast up to here, if the run allows it" in whole.inner_text()
+    assert "dashed steps are forecast if that stays within" in whole.inner_text()
     for word in ("full 3 or more", "merged 0", "forecast up to 9"):
         assert word in whole.inner_text()
     whole.query_selector(".toma-bars").focus()
@@ -180,6 +180,38 @@ def test_strip_by_keyboard_says_what_each_step_will_be(canvas, renderer, small_g
     page.keyboard.press("Escape")
     assert "12 steps of KSampler" in whole.inner_text()
     assert page.evaluate("() => app.graph.nodes.length") == 5, "keys did not reach the canvas"
+
+
+def test_strip_promises_nothing_that_cannot_be(canvas, renderer, small_graph):
+    """Three steps are too few to forecast one, and a bypassed node does nothing."""
+    node, page = small_graph["toma"], canvas.page
+    canvas.set_widget(small_graph["sample"], "steps", 3)
+    page.wait_for_timeout(600)
+    text = canvas.element(node, "schedule").inner_text
+    assert "too few steps: nothing will be forecast" in text() and "dashed" not in text()
+    canvas.set_widget(small_graph["sample"], "steps", 12)
+    page.evaluate("(id) => (app.graph.getNodeById(id).mode = 4)", node)
+    page.wait_for_timeout(600)
+    assert "bypassed: this node does nothing" in text() and "dashed" not in text()
+    assert "toma-off" in strip(canvas, node).get_attribute("class")
+    canvas.frame(node)
+    canvas.screenshot(f"toma-bypassed-{renderer}", node)
+    page.evaluate("(id) => (app.graph.getNodeById(id).mode = 0)", node)
+    page.wait_for_timeout(600)
+    assert "dashed steps are forecast" in text() and "toma-off" not in strip(canvas, node).get_attribute("class")
+
+
+def test_tolerance_moves_in_steps_that_matter(canvas, renderer, small_graph):
+    """A hundredth at a time; finer values can be typed and are shown."""
+    node = small_graph["toma"]
+    options = canvas.page.evaluate(
+        "(id) => { const w = app.graph.getNodeById(id).widgets.find((w) => w.name === 'tolerance');"
+        " return [w.options.step2, w.options.precision, w.options.round]; }",
+        node,
+    )
+    assert options == [0.01, 3, 0.0001]
+    canvas.set_widget(node, "tolerance", 0.005)
+    assert canvas.widget(node, "tolerance") == 0.005
 
 
 def test_node_is_as_tall_as_what_it_shows(canvas, renderer, small_graph):

@@ -203,6 +203,17 @@ def test_an_api_prompt_with_only_model_and_preset(server):
     assert "Traceback" not in server.log[start:] and len(lines(server, start)) == 3
 
 
+def test_who_brings_a_widget_of_the_first_version_is_told_once(server):
+    said = "carry_detail has no effect any more, tolerance has taken its place"
+    custom = {"preset": "custom", "ratio": 0.5}
+    before = server.log.count(said)
+    image(server, prompt({**custom, "carry_detail": False}, seed=21))
+    assert server.log.count(said) == before
+    for seed in (22, 23):
+        image(server, prompt({**custom, "carry_detail": True}, seed=seed))
+    assert server.log.count(said) == 1
+
+
 def test_an_api_prompt_that_lacks_the_preset_is_refused_in_comfyuis_words(server):
     from comfy_server import PromptError
 
