@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -204,6 +205,16 @@ def test_the_docs_hold_what_the_rows_say(lib):
     assert lib.tables.between(text) == made, (
         "run: python dev.py bench fidelity --read tests/bench/results/fidelity.json --write docs/benchmarks.md"
     )
+
+
+def test_the_rows_are_of_the_presets_as_they_are(lib):
+    """Who changes a preset has to draw its rows anew."""
+    rows = [row for row in lib.rows.read(RESULTS) if row["method"] in lib.methods.OURS]
+    assert len(rows) >= 4 * 12
+    for row in rows:
+        kind = lib.regimes.BY_NAME[row["regime"]].kind
+        today = {k: getattr(v, "value", v) for k, v in asdict(lib.methods.PRESETS[row["method"]][kind]).items()}
+        assert row["settings"] == today, (row["regime"], row["method"])
 
 
 # --------------------------------------------------------------------------- options
