@@ -62,6 +62,10 @@ class Method:
     make: Callable[[object, float], object] | None = None
     sources: tuple[str, ...] = ()
     decides: bool = False
+    usual_only: bool = False  # so far off, or so long to search, that one speed a regime is enough
+
+    def speeds(self, regime: Regime) -> tuple[float, ...]:
+        return (usual_speed(regime),) if self.usual_only else regime.speeds
 
     def dialled(self, regime: Regime, value: float, wanted: float | None = None) -> Point:
         return Point(
@@ -202,17 +206,17 @@ def _teacache(model, threshold: float):
 
 DIAL = (0.002, 3.0)
 METHODS = [
-    Method("merged alone", "#8c6bb1", merged_alone),
+    Method("merged alone", "#8c6bb1", merged_alone, usual_only=True),
     Method("fewer steps", "#222222", fewer_steps, decides=True),
     Method("EasyCache", "#e6550d", None, DIAL, core_caches.easycache, ("core caches", "core_caches"), decides=True),
-    Method("LazyCache", "#fdae6b", None, DIAL, core_caches.lazycache, ("core caches", "core_caches")),
+    Method("LazyCache", "#fdae6b", None, DIAL, core_caches.lazycache, ("core caches", "core_caches"), usual_only=True),
     Method("TaylorSeer 1", "#31a354", taylor(1)),
     Method("TaylorSeer 2", "#a1d99b", taylor(2)),
     Method("Spectrum", "#d62780", spectrum_at),
     Method("SADA", "#17becf", sada_at),
-    Method("TeaCache-like", "#bcbd22", None, DIAL, _teacache, ("skipping", "teacache")),
-    Method("tomesd", "#9e6f4f", tomesd_at),
-    Method(PAPER, "#969696", paper_at),
+    Method("TeaCache-like", "#bcbd22", None, DIAL, _teacache, ("skipping", "teacache"), usual_only=True),
+    Method("tomesd", "#9e6f4f", tomesd_at, usual_only=True),
+    Method(PAPER, "#969696", paper_at, usual_only=True),
 ]
 BY_NAME = {method.name: method for method in METHODS}
 OUR_COLOURS = {"ours": "#1f77b4", MERGING: "#9ecae1"}
@@ -226,7 +230,7 @@ def points(regime: Regime, dials: Callable[[Method, float], float | None]) -> li
     found = [unmerged(regime), unmerged(regime, other_seed=True), *presets(regime)]
     found += [*tolerance_curve(regime), *and_merging(regime)]
     for method in METHODS:
-        for speed in regime.speeds:
+        for speed in method.speeds(regime):
             if method.dial is None:
                 point = method.at(regime, speed)
             else:
