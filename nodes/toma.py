@@ -152,7 +152,6 @@ class ToMA(io.ComfyNode):
                     step=0.01,
                     round=0.0001,
                     optional=True,
-                    extra_dict={"precision": 3},
                     tooltip="How far forecasts may take the image from the plain one, relative to it, whatever the "
                     "number of steps. More is faster. 0: nothing is forecast." + _CUSTOM_ONLY,
                 ),
@@ -189,7 +188,7 @@ class ToMA(io.ComfyNode):
         sizes = {str(size): size for size in TILE_SIZES}
         if isinstance(widgets.get("tile_size"), str):
             widgets["tile_size"] = sizes.get(widgets["tile_size"], widgets["tile_size"])
-        if preset == CUSTOM and widgets.get("carry_detail") and "carry_detail" not in _told:
+        if preset == CUSTOM and widgets.get("carry_detail") is True and "carry_detail" not in _told:
             _told.add("carry_detail")
             logging.info("ToMA: carry_detail has no effect any more, tolerance has taken its place.")
         settings = resolve(preset, family_of(model).kind, **widgets)

@@ -1,6 +1,7 @@
 // ComfyUI-ToMA in the page: what the nodes show. Each part is in a file of its own.
 import { app } from "../../scripts/app.js";
 import { addWipe } from "./compare.js";
+import { widgetOf } from "./dom.js";
 import { SETTING, tellServer, watchPicks } from "./live.js";
 import { addPreview } from "./preview.js";
 import { addStrip, watchRuns } from "./strip.js";
@@ -29,7 +30,10 @@ app.registerExtension({
     if (nodeData.name === "ToMA") ({ presets, patience } = nodeData.input.required.preset[1]);
   },
   nodeCreated(node) {
-    if (node.comfyClass === "ToMA" && presets) node.tomaStrip = addStrip(node, presets, patience);
+    if (node.comfyClass === "ToMA" && presets) {
+      node.tomaStrip = addStrip(node, presets, patience);
+      widgetOf(node, "tolerance").options.precision = 3; // the arrows move by hundredths, finer values are typed
+    }
     if (node.comfyClass === "ToMAPreview") addPreview(node);
     if (node.comfyClass === "ToMACompare") addWipe(node);
   },

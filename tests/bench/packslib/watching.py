@@ -37,7 +37,7 @@ class Limits:
     pack: float = 1200
     steps: int = 12  # of the sampler
     preset: str = ""  # of ToMA; "": the default
-    models: tuple[str, ...] = ("flux", "unet")
+    models: tuple[str, ...] = MODELS
 
 
 def packs_in(folders: list[Path]) -> list[Path]:
@@ -98,11 +98,11 @@ class Watch:
             self.note_stopped(why, tell)
             attempts = 0 if len(self.results) > before + 1 else attempts
         for node in self.about.get("nodes", []):
-            for model in MODELS:
+            for model in self.limits.models:
                 late = {"status": UNMADE, "note": "the time for this pack was up"}
                 self.results.setdefault((node, model), late)
         nodes = [
-            {"node": node, "models": {model: self.results[node, model] for model in MODELS}}
+            {"node": node, "models": {model: self.results[node, model] for model in self.limits.models}}
             for node in self.about.get("nodes", [])
         ]
         about = {"loaded": self.about.get("loaded", "no answer"), "plain": self.about.get("plain", "")}
