@@ -95,9 +95,8 @@ class Forecast:
             error = wrong / torch.linalg.vector_norm(answer.float()).clamp_min(1e-20)
             self.gain = self._learnt_gain(place, answer)
             grade = torch.stack((error, self.gain))
-        while (
-            self.anchors and place <= self.anchors[-1].place + SAME
-        ):  # once more at the same place: the later one counts
+        # once more at the same place: the later one counts
+        while self.anchors and place <= self.anchors[-1].place + SAME:
             self.anchors.pop()
         self.anchors = [*self.anchors[-1:], Anchor(place, answer.detach().clone())]
         self.given = []
