@@ -32,8 +32,10 @@ def reports_of(model, name: str) -> list[Report]:
 
 
 def made_by(reports: list[Report], images: Tensor, model) -> Report:
-    """The latest run whose latents decode to images [B, H, W, 3] of this size, for several samplers may have
-    used the model (a hi-res pass); the latest of all if none does, as when the images were scaled after."""
+    """The latest run of this model whose latents decode to images [B, H, W, 3] of this size, for several samplers may
+    have used the model (a hi-res pass), or branches of it with LoRAs of their own; the latest of all if none does, as
+    when the images were scaled after."""
+    reports = [report for report in reports if report.sampled == model.patches_uuid] or reports
     side = getattr(getattr(model.model, "latent_format", None), "spacial_downscale_ratio", 8)
     size = tuple(images.shape[1:3])
     fitting = [report for report in reports if tuple(side * part for part in report.latent[-2:]) == size]

@@ -21,6 +21,7 @@ REACH = 1.5  # a forecast may go so many times as far as the last two answers ar
 SLOW = 0.5  # an error estimate falls by no more than this factor at a time
 PATIENCE = 3  # answers in a row of which not even the next step could be forecast, before steps are merged
 FEW = 6  # a run of fewer than PATIENCE * FEW steps waits for steps // FEW answers only, below FEW steps for none
+OFF = "would be off by"  # in those reasons below that another tolerance would change
 SAME = 1e-6  # places no further apart are one: sigmas that a sampler computes twice differ by rounding
 
 

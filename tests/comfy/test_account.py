@@ -193,6 +193,16 @@ def test_reasons_that_differ_by_a_number_only_are_one():
     from comfyui_toma.toma_core.settings import Settings
 
     told = Report("flux", Settings(), blocks=1)
-    whys = ["not known yet", "not known yet", *(f"a forecast would be off by {off} times" for off in (1.3, 2, "1e+03"))]
+    whys = [*["not known yet"] * 4, *(f"a forecast would be off by {off} times" for off in (1.3, 2, "1e+03"))]
     told.evaluations = [Evaluated(step, 1.0, "full", why) for step, why in enumerate(whys)]
     assert told.usual_reason == "a forecast would be off by 1e+03 times"
+
+
+def test_a_note_about_merging_is_no_reason_for_forecasts(models, merged):
+    """Nothing was merged and nothing forecast: both are told."""
+    patched = merged(models["flux"], tolerance=1e-6, skip_first_blocks=99)
+    builders.sample(patched, **{**SIZE, "steps": 8})
+    told = report(patched)
+    assert told.counts == {"full": 8, "merged": 0, "forecast": 0}
+    assert any(note.startswith("tokens are not merged: ") for note in told.notes)
+    assert any(note.startswith("nothing was forecast or merged: a forecast would be off by") for note in told.notes)

@@ -113,6 +113,19 @@ def test_schedules_of_ones_own(models, merged, sigmas):
     assert report(m).steps == len(sigmas) - 1
 
 
+def test_a_schedule_that_begins_with_one_sigma_twice_is_forecast(models, merged):
+    import comfy.sample
+    import comfy.samplers
+
+    model = merged(models["flux"], ratio=0.0, tolerance=1.0)
+    latent, cond = builders.empty_latent(model), builders.conditioning(model)
+    sigmas = torch.tensor([1.0, 1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0])
+    sampler = comfy.samplers.sampler_object("euler")
+    noise = comfy.sample.prepare_noise(latent, 1)
+    comfy.sample.sample_custom(model, noise, 1.0, sampler, sigmas, cond, cond, latent, disable_pbar=True, seed=1)
+    assert report(model).counts["forecast"] and not report(model).notes
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", ["flux", "sdxl"])
 def test_half_precision(comfy, merged, tmp_path, name, dtype):

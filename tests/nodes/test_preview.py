@@ -180,6 +180,21 @@ def test_second_pass_is_told_from_the_first_by_its_size(pack):
         assert seconds == report.seconds_per_step
 
 
+def test_branches_with_loras_of_their_own_have_runs_of_their_own(pack):
+    """One ToMA, two LoRAs behind it, two samplers at one size: each preview shows its own sampler's run."""
+    import builders
+
+    model = merged(pack, builders.tiny_sdxl(), record=True)
+    branches = [model.clone(), model.clone()]
+    name = next(key for key in model.model.state_dict() if key.endswith("proj_in.weight"))
+    for branch, steps in zip(branches, (5, 3)):
+        branch.add_patches({name: (0.1 * steps * torch.ones_like(model.model.state_dict()[name]),)})
+        builders.sample(branch, 64, 64, steps=steps)
+    for branch, steps in zip(branches, (5, 3)):
+        assert f"{steps} steps: " in preview(branch, torch.rand(1, 64, 64, 3))[1]
+    assert "3 steps: " in preview(model, torch.rand(1, 64, 64, 3))[1], "in front of the LoRAs: the latest"
+
+
 def test_page_knows_what_each_step_was(pack):
     """With a cache that answers at every other step, what happened has to stay at its step."""
     import builders

@@ -86,6 +86,7 @@ def _sample(new_run: Callable[[], Run], handle: Handle, executor: Any, *args, **
     finally:
         guider.model_options = before
         report = run.end(finished, _attention(options))
+        report.sampled = guider.model_patcher.patches_uuid
         handle.reports.append(report)
         logging.info(report.sentence())
 

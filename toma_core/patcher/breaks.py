@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
+
 
 def phase_of(conds: dict[str, list[dict]] | None, sigma: float) -> tuple[bool, ...]:
     """What is at work at `sigma`, of a guider's processed conditionings: equal for two sigmas if nothing begins or ends
@@ -11,12 +13,17 @@ def phase_of(conds: dict[str, list[dict]] | None, sigma: float) -> tuple[bool, .
     found: list[bool] = []
     for several in (conds or {}).values():
         for cond in several or ():
-            start, end = cond.get("timestep_start"), cond.get("timestep_end")
-            found.append(start is None or sigma <= start)
-            found.append(end is None or sigma >= end)
-            found.extend(start >= sigma >= end for start, end in _controls(cond.get("control")))
-            found.extend(start >= sigma for start in _keyframes(cond.get("hooks")))
+            bounds = [(cond.get("timestep_start"), cond.get("timestep_end")), *_controls(cond.get("control"))]
+            bounds += [(start, None) for start in _keyframes(cond.get("hooks"))]
+            for start, end in bounds:
+                found.append(start is None or sigma <= _as_met(start))
+                found.append(end is None or sigma >= _as_met(end))
     return tuple(found)
+
+
+def _as_met(bound: float) -> float:
+    """A bound as ComfyUI compares it with a sigma, which is a tensor in fp32: often it is that sigma, but for rounding."""
+    return torch.tensor(bound, dtype=torch.float32).item()
 
 
 def asked_for(options: dict) -> tuple[tuple[str, str], ...]:

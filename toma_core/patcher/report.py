@@ -6,11 +6,12 @@ import re
 from collections import Counter, deque
 from dataclasses import asdict, dataclass, field
 from statistics import median
+from uuid import UUID
 
 from torch import Tensor
 
 from ..evaluation import Grid
-from ..plan import Kind
+from ..plan import OFF, Kind
 from ..settings import Settings
 
 VERSION = 1  # of `Report.as_json`
@@ -73,6 +74,7 @@ class Report:
     flops_run: float = 0.0
     finished: bool = False
     recorded: bool = False  # whether picks and error maps were to be kept
+    sampled: UUID | None = None  # the weights' patches of the sampled MODEL: branches with other LoRAs share a ToMA
     picks: list[Pick] = field(default_factory=list)
     error_maps: list[ErrorMap] = field(default_factory=list)
 
@@ -89,9 +91,12 @@ class Report:
 
     @property
     def usual_reason(self) -> str:
-        """Why most evaluations were what they were. Those that differ by a number only are one, told as given last."""
-        last = {re.sub(r"\d\S*", "", evaluated.why): evaluated.why for evaluated in self.evaluations}
-        count = Counter(re.sub(r"\d\S*", "", evaluated.why) for evaluated in self.evaluations)
+        """Why most evaluations were what they were; before all others a reason that another tolerance would change.
+        Those that differ by a number only are one, told as given last."""
+        all_of_them = [evaluated.why for evaluated in self.evaluations]
+        whys = [why for why in all_of_them if OFF in why] or all_of_them
+        last = {re.sub(r"\d\S*", "", why): why for why in whys}
+        count = Counter(re.sub(r"\d\S*", "", why) for why in whys)
         return last[count.most_common(1)[0][0]]
 
     @property

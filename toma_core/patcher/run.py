@@ -128,7 +128,9 @@ class Run:
         full, run = (now - then for now, then in zip(self.account.flops(), before))
         entry.work = run / full if full else 1.0
         if decision.kind is Kind.MERGED and not self.merging.merged:
-            entry.kind, entry.why = Kind.FULL.value, "no tokens were merged here"
+            entry.kind = Kind.FULL.value
+            if not self.forecasts:  # else it is told why it was not forecast
+                entry.why = "no tokens were merged here"
         # by what lies between the guider and the network, or in the place of its blocks
         answered = (rows and self.rows == rows) or self.others.skipped()
         latent = isinstance(answer, Tensor) and answer.shape == arguments[0].shape
@@ -227,7 +229,8 @@ class Run:
         if about is None:
             return False
         before, last_sigma = about[-1]
-        if len(self.report.evaluations) == 1 and sigma == last_sigma:  # no sampler of one latent does this
+        # no sampler of one latent does this, unless its schedule says so
+        if len(self.report.evaluations) == 1 and sigma == last_sigma and self.sigmas.count(sigma) < 2:
             self.forecast_nothing(SEVERAL)
         backwards = moment.place < before.place - 1e-6
         return about[:-1] != self.seen[:-1] or backwards or moment.step > before.step + 1
@@ -281,9 +284,14 @@ class Run:
         elif self.family.places and self.settings.ratio and not report.flops_full:
             if not any("merged" in note for note in report.notes):
                 self.account.note(NO_BLOCKS)
-        elif not report.notes and set(report.kinds) == {Kind.FULL.value}:
+        elif set(report.kinds) == {Kind.FULL.value} and not self._told_of(report.notes):
             reason = f"{report.steps} steps are too few" if report.steps < SHORTEST else report.usual_reason
             self.account.note(f"nothing was forecast or merged: {reason}")
+
+
+    def _told_of(self, notes: list[str]) -> bool:
+        """Whether notes say why nothing was forecast; or merged, if nothing was to be forecast."""
+        return any("forecast" in note for note in notes) if self.settings.tolerance else bool(notes)
 
 
 def _is_flow(guider) -> bool:
