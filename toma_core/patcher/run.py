@@ -288,7 +288,6 @@ class Run:
             reason = f"{report.steps} steps are too few" if report.steps < SHORTEST else report.usual_reason
             self.account.note(f"nothing was forecast or merged: {reason}")
 
-
     def _told_of(self, notes: list[str]) -> bool:
         """Whether notes say why nothing was forecast; or merged, if nothing was to be forecast."""
         return any("forecast" in note for note in notes) if self.settings.tolerance else bool(notes)
