@@ -97,7 +97,7 @@ def test_a_recorded_run_without_a_map_is_shown(video):
 
     video.picks, video.error_maps[0].error, video.recorded = [], torch.zeros(1, 16), True
     assert not error_maps(video)
-    model = SimpleNamespace(model=None)
+    model = SimpleNamespace(model=None, patches_uuid=None)
     report, message = node._report([video], torch.rand(1, 32, 32, 3), model)
     assert report is video and "connected" not in message
     video.recorded = False
