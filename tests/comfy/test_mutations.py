@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import builders
 import pytest
+import test_breaks
 import test_by_hand
 import test_forecasts
 import test_runs
@@ -267,12 +268,12 @@ FAULTS = [
     (stale_pick_after_a_change_of_grid, lambda m, g, p: test_runs.check_deep_shrink(m, g)),
     (kept_outlives_the_run, lambda m, g, p: check_next_run(m, g)),
     (history_of_another_run, lambda m, g, p: test_forecasts.check_runs_apart(m, g)),
-    (breaks_are_crossed, lambda m, g, p: test_forecasts.check_break(m, "conditioning")),
-    (phases_are_not_seen, lambda m, g, p: test_forecasts.check_break(m, "controlnet")),
-    (phases_are_not_seen, lambda m, g, p: test_forecasts.check_break(m, "hook keyframe")),
-    (history_of_another_size, lambda m, g, p: test_forecasts.test_nor_another_size_of_the_latent(m)),
-    (answers_of_other_nodes_are_history, lambda m, g, p: test_forecasts.test_nor_an_answer_of_another_node(m, "sdxl")),
-    (further_passes_are_not_seen, lambda m, g, p: test_forecasts.check_further_pass(m)),
+    (breaks_are_crossed, lambda m, g, p: test_breaks.check_break(m, "conditioning")),
+    (phases_are_not_seen, lambda m, g, p: test_breaks.check_break(m, "controlnet")),
+    (phases_are_not_seen, lambda m, g, p: test_breaks.check_break(m, "hook keyframe")),
+    (history_of_another_size, lambda m, g, p: test_breaks.test_nor_another_size_of_the_latent(m)),
+    (answers_of_other_nodes_are_history, lambda m, g, p: test_breaks.test_nor_an_answer_of_another_node(m, "sdxl")),
+    (further_passes_are_not_seen, lambda m, g, p: test_breaks.check_further_pass(m)),
     (own_noise_lost, riding()),
     (last_clean_estimate_forgotten, riding()),
     (kept_tokens_without_the_controlnets_part, riding(conds="control")),

@@ -79,8 +79,7 @@ def row_of(measured: Measured, point: Point, held_out: bool) -> dict | None:
     found = [measured.of(point, name) for name in names]
     each = {measure: [values[measure] for values, _ in found] for measure in found[0][0]}
     drawn = [studio.drawn(point, name) for name in names]
-    full = [studio.drawn(reference, name).ran for name in names]
-    work = [one.work(regime, point) for one in drawn]
+    full, work = _work(studio, point, names)
     return {
         "regime": regime.name,
         "method": point.method,
@@ -93,9 +92,25 @@ def row_of(measured: Measured, point: Point, held_out: bool) -> dict | None:
         "settings": {k: getattr(v, "value", v) for k, v in asdict(point.settings).items()} if point.settings else {},
         "code": {source: digest(source)[:12] for source in point.sources},
         **{measure: _round(mean(values)) for measure, values in each.items()},
-        "each": {measure: [_round(value) for value in values] for measure, values in each.items()},
+        "each": {
+            "speedup": [_round(plain / faster) for plain, faster in zip(full, work)],
+            **{measure: [_round(value) for value in values] for measure, values in each.items()},
+        },
         "frechet": _frechets(measured, point, names) if len(names) >= LEAST_FOR_FRECHET else {},
     }
+
+
+def _work(studio: Studio, point: Point, names: list[str]) -> tuple[list[float], list[float]]:
+    """What each image took unmerged and so, in full evaluations of the full-size model."""
+    full = [studio.drawn(unmerged(studio.regime), name).ran for name in names]
+    return full, [studio.drawn(point, name).work(studio.regime, point) for name in names]
+
+
+def over_first(row: dict, count: int) -> dict:
+    """The row over its first prompts only, to stand beside one that was drawn for no more."""
+    first = {measure: row["each"][measure][:count] for measure in ("speedup", "psnr", "lpips")}
+    means = {measure: mean(values) for measure, values in first.items()}
+    return {**row, **means, "speedup": 1 / mean(1 / value for value in first["speedup"]), "prompts": count}
 
 
 def _frechets(measured: Measured, point: Point, names: list[str]) -> dict[str, dict[str, float]]:

@@ -11,7 +11,7 @@ from . import methods
 from .measures import SAME
 from .methods import OTHER_SEED, OURS, UNMERGED
 from .regimes import ONE_TOLERANCE, REGIMES, Regime
-from .rows import base_of, losses, of_regime
+from .rows import base_of, losses, of_regime, over_first
 from .statistics import at_speed, differs, interval
 
 BEGIN, END = "<!-- fidelity: made by `python dev.py bench fidelity --write`, not by hand -->", "<!-- /fidelity -->"
@@ -194,7 +194,9 @@ def _merging_table(rows: list[dict], there: list[Regime]) -> list[str]:
         alone = min(alone, key=lambda row: abs(row["speedup"] - methods.usual_speed(regime)), default=None)
         for row in here:
             if row["method"] == methods.MERGING and row["setting"] in forecast:
-                cells = (row["setting"], _cell(forecast[row["setting"]]), _cell(row), _cell(alone) if alone else "")
+                some = [forecast[row["setting"]], row, *([alone] if alone else [])]
+                count = min(one["prompts"] for one in some)  # the same prompts for all of a line
+                cells = [row["setting"], *(_cell(over_first(one, count)) for one in some), *([] if alone else [""])]
                 lines.append(f"| {regime.name} | " + " | ".join(cells) + " |")
     return lines
 
