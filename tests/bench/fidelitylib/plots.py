@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .methods import METHODS, OUR_COLOURS, OURS, UNMERGED, Point
 from .regimes import REGIMES, Regime
-from .rows import of_regime
+from .rows import of_regime, over_first
 from .statistics import standard_error
 from .studio import Studio
 
@@ -49,6 +49,9 @@ def frontiers(rows: list[dict], folder: Path) -> None:
 
 
 def _panel(axes, regime: Regime, rows: list[dict]) -> None:
+    """All points over the same prompts: those that our curve was drawn for."""
+    count = min([row["prompts"] for row in rows if row["method"] == "tolerance"] or [row["prompts"] for row in rows])
+    rows = [over_first(row, count) for row in rows if row["prompts"] >= count]
     colours = {**OUR_COLOURS, **{method.name: method.colour for method in METHODS}}
     names = {"tolerance": "ours"}
     curves: dict[str, list[dict]] = {}
@@ -59,7 +62,7 @@ def _panel(axes, regime: Regime, rows: list[dict]) -> None:
         if name not in colours:
             continue
         strong = name == "ours"
-        error = [standard_error(row["each"]["lpips"]) if row["prompts"] > 1 else 0 for row in curve]
+        error = [standard_error(row["each"]["lpips"][:count]) if count > 1 else 0 for row in curve]
         axes.errorbar(
             [row["speedup"] for row in curve], [row["lpips"] for row in curve], yerr=error, label=name,
             color=colours[name], elinewidth=1, marker="o",
