@@ -23,7 +23,7 @@ def phase_of(conds: dict[str, list[dict]] | None, sigma: float) -> tuple[bool, .
 
 def _as_met(bound: float) -> float:
     """A bound as ComfyUI compares it with a sigma, which is fp32: often it is that sigma, but for rounding."""
-    return torch.tensor(bound, dtype=torch.float32).item()
+    return torch.as_tensor(bound, dtype=torch.float32).item()  # Stable Cascade gives a tensor
 
 
 def asked_for(options: dict) -> tuple[tuple[str, str], ...]:
