@@ -54,12 +54,12 @@ DEFAULT_RELEASE = "0.30.0"
 TORCH = ["torch==2.13.0"]
 TORCH_COMPANIONS = ["torchvision==0.28.0", "torchaudio==2.11.0"]
 TOOLS = ["numpy", "Pillow", "pytest>=8.2", "pytest-xdist", "hypothesis", "playwright"]
-TOOLS += ["ruff", "mypy", "gguf", "comfy-cli"]
+TOOLS += ["ruff", "mypy", "gguf", "comfy-cli", "tomesd"]  # the last one is a rival in the benchmarks
 SMALL_TOOLS = ["websocket-client"]
 TOOLS += SMALL_TOOLS
 # What comfyui-manager needs beside ComfyUI's own requirements; it is installed without dependencies.
 TOOLS += ["GitPython", "PyGithub", "toml", "uv", "chardet"]
-BENCH_TOOLS = ["tomesd", "matplotlib"]  # a rival, and plots
+BENCH_TOOLS = ["matplotlib"]  # plots
 
 # Tests and demo work on small tensors: a second thread only waits, and on a busy machine it waits long.
 ONE_THREAD = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}

@@ -16,7 +16,7 @@ from .merge import Merge
 
 
 @dataclass
-class Memory:
+class ChunkState:
     """What a batch of `chunks` equal parts keeps: its merges by name, and the steps at which their destinations were
     selected and their weights computed, counted in merged steps; on a DiT also its last clean estimate."""
 
@@ -28,17 +28,17 @@ class Memory:
     used_at: int = 0  # the number of the guider's answer that used it last
 
     @classmethod
-    def gather(cls, parts: Sequence[tuple[Memory, int]]) -> Memory:
-        """One batch from the chunks (memory, slot) of others."""
+    def gather(cls, parts: Sequence[tuple[ChunkState, int]]) -> ChunkState:
+        """One batch from the chunks (state, slot) of others."""
         whole = parts[0][0]
         if len(parts) == whole.chunks and all(p[0] is whole and p[1] == i for i, p in enumerate(parts)):
             return cls(whole.chunks, whole.selected_at, whole.weighed_at, dict(whole.merges), whole.clean)
-        names = [name for name in whole.merges if all(name in memory.merges for memory, _ in parts)]
-        cleans = [_rows(memory.clean, memory.chunks, slot) for memory, slot in parts if memory.clean is not None]
+        names = [name for name in whole.merges if all(name in state.merges for state, _ in parts)]
+        cleans = [_rows(state.clean, state.chunks, slot) for state, slot in parts if state.clean is not None]
         return cls(
             len(parts),
-            min(memory.selected_at for memory, _ in parts),
-            min(memory.weighed_at for memory, _ in parts),
+            min(state.selected_at for state, _ in parts),
+            min(state.weighed_at for state, _ in parts),
             {name: Merge.cat([_images(k.merges[name], k.chunks, slot) for k, slot in parts]) for name in names},
             torch.cat(cleans) if len(cleans) == len(parts) else None,
         )

@@ -12,7 +12,7 @@ from math import prod
 
 from torch import Tensor
 
-from .chunks import Memory
+from .chunks import ChunkState
 from .merge import TEMPERATURE, Merge, Select, finite, reselect, weigh
 from .plan import Action
 from .selection import keep_count
@@ -27,7 +27,7 @@ class Unmergeable(Exception):
 
 
 @dataclass(frozen=True)
-class Place:
+class Block:
     """Where a block stands. All blocks of one `share` and token grid use the same merge; a skipped one always works on
     all tokens."""
 
@@ -66,36 +66,35 @@ class Ride:
 
 
 class Evaluation:
-    """What the blocks of one call of the network do: `action` says what is renewed, `memory` what earlier calls kept.
+    """What the blocks of one call of the network do: `action` says what is renewed, `state` what earlier calls kept.
 
     Merged tokens are the means of their group, M x, and the last block of a row gives x + U (row(M x) - M x). With
-    `copies` destinations stand for themselves, and the last block gives every token a copy of its destination, which is
+    `in_x0` destinations stand for themselves, and the last block gives every token a copy of its destination, which is
     replaced outside of the network (clean.py)."""
 
     def __init__(
         self,
         settings: Settings,
         action: Action,
-        memory: Memory,
-        before: Memory | None = None,
-        copies: bool = False,
+        state: ChunkState,
+        before: ChunkState | None = None,
+        in_x0: bool = False,
         select: Select = reselect,
         grid: Grid = (0, 0),
         inputs: dict | None = None,
     ) -> None:
         self.settings = settings
         self.action = action
-        self.memory = memory
-        self.before = before  # what the same chunks had kept at the call before; with `copies` its destinations rest
-        self.copies = copies
+        self.state = state
+        self.before = before  # what the same chunks had kept at the call before; with `in_x0` its destinations rest
+        self.in_x0 = in_x0
         self.select = select
         self.grid = grid  # of the tokens, where it is one for all blocks
         self.inputs = inputs or {}  # of the network
         self.riding: dict[str, Ride] = {}
-        self.renewed: dict[str, tuple[Place, Grid, Merge]] = {}
+        self.renewed: dict[str, tuple[Block, Grid, Merge]] = {}
         self.counted: dict[tuple[str, int], Counted] = {}
         self.scratch: dict = {}  # of the family: what is the same for all blocks of this call
-        self.beside = self.text = 0
         self.merged_any = False  # whether any row was merged
 
     def __deepcopy__(self, memo: dict) -> Evaluation:
@@ -105,70 +104,72 @@ class Evaluation:
     def merges(self) -> bool:
         return self.action is not Action.NONE
 
-    def enter(self, place: Place, x: Tensor, grid: Grid) -> tuple[Tensor, Merge | None]:
+    def enter(self, block: Block, x: Tensor, grid: Grid, beside: int = 0, text: int = 0) -> tuple[Tensor, Merge | None]:
         """What a block is to run on, [B, K, C], and the merge that made it; None: all tokens. x is [B, N, C], or in a
-        row under way what the block before gave, [B, K, C]."""
-        if not self.merges or place.skipped:
-            self.count(place, grid, x.shape[2], x.shape[1], x.shape[1])
+        row under way what the block before gave, [B, K, C]. For `beside` and `text` see Counted."""
+        if not self.merges or block.skipped:
+            self.count(block, grid, x.shape[2], x.shape[1], x.shape[1], beside, text)
             return x, None
-        ride = self.riding.get(place.row)
+        ride = self.riding.get(block.row)
         if ride is None:
             if x.shape[1] != prod(grid):
                 raise Unmergeable(f"a block got {x.shape[1]} tokens of a grid of {grid[0]}x{grid[1]}")
-            merge = self.merge_for(place, x, grid)
-            kept = merge.take(x) if self.copies else merge.merge(x)
+            merge = self.merge_for(block, x, grid)
+            kept = merge.take(x) if self.in_x0 else merge.merge(x)
             self.merged_any = True
-            ride = self.riding[place.row] = Ride(merge, x.shape[1], kept, None if self.copies else x)
+            ride = self.riding[block.row] = Ride(merge, x.shape[1], kept, None if self.in_x0 else x)
         elif x.shape[1] != ride.kept.shape[1]:
             raise Unmergeable("another node changed the number of tokens between two blocks")
         else:
             kept = x
-        self.count(place, grid, x.shape[2], ride.count, kept.shape[1])
+        self.count(block, grid, x.shape[2], ride.count, kept.shape[1], beside, text)
         return kept, ride.merge
 
-    def tokens_now(self, place: Place, count: int) -> int:
+    def tokens_now(self, block: Block, count: int) -> int:
         """How many of an image's `count` tokens come into this block."""
-        ride = self.riding.get(place.row)
+        ride = self.riding.get(block.row)
         return count if ride is None else ride.kept.shape[1]
 
-    def leave(self, place: Place, out: Tensor) -> Tensor:
+    def leave(self, block: Block, out: Tensor) -> Tensor:
         """What a block hands on, of what it made of the tokens that it was given: [B, K, C], after the last block of
         a row [B, N, C]."""
-        ride = self.riding.get(place.row)
-        if ride is None or not place.last:
+        ride = self.riding.get(block.row)
+        if ride is None or not block.last:
             return out
-        del self.riding[place.row]
+        del self.riding[block.row]
         if ride.tokens is None:
             return ride.merge.copied(out)
         return finite(ride.merge.residual(ride.tokens, finite(out - ride.kept)))
 
-    def count(self, place: Place, grid: Grid, channels: int, before: int, after: int) -> None:
+    def count(
+        self, block: Block, grid: Grid, channels: int, before: int, after: int, beside: int = 0, text: int = 0
+    ) -> None:
         """Notes what this block works on."""
         self.merged_any = self.merged_any or after < before
-        self.counted[place.row, place.index] = Counted(grid, before, after, self.beside, self.text, channels)
+        self.counted[block.row, block.index] = Counted(grid, before, after, beside, text, channels)
 
-    def merge_for(self, place: Place, x: Tensor, grid: Grid) -> Merge:
+    def merge_for(self, block: Block, x: Tensor, grid: Grid) -> Merge:
         """The merge of this block, renewed if the plan says so and this block is the first to ask."""
-        if (place.row, place.index) in self.counted:
+        if (block.row, block.index) in self.counted:
             raise Unmergeable("another node runs the network more than once in one call")
-        name = place.merge_name(grid)
-        if name not in self.memory.merges or (self.action is not Action.REUSE and name not in self.renewed):
-            self.choose(place, x, grid)
-        merge = self.memory.merges[name]
+        name = block.merge_name(grid)
+        if name not in self.state.merges or (self.action is not Action.REUSE and name not in self.renewed):
+            self.choose(block, x, grid)
+        merge = self.state.merges[name]
         if len(merge.kept) != len(x):
             raise Unmergeable("another node runs the network on a part of the batch")
         return merge
 
-    def choose(self, place: Place, features: Tensor, grid: Grid) -> None:
+    def choose(self, block: Block, features: Tensor, grid: Grid) -> None:
         """Select and weigh by features [B, N, C]; a reweight keeps the destinations it has."""
-        name, settings = place.merge_name(grid), self.settings
+        name, settings = block.merge_name(grid), self.settings
         tiles = Tiles.of(*grid, settings.tile_size)
         split = tiles.split(features)
-        if self.action is Action.REWEIGHT and name in self.memory.merges:
-            merge = weigh(split, self.memory.merges[name].destinations, tiles)
+        if self.action is Action.REWEIGHT and name in self.state.merges:
+            merge = weigh(split, self.state.merges[name].destinations, tiles)
         else:
             keep = keep_count(tiles.tokens, settings.ratio)
-            had = self.before.merges.get(name) if self.before and self.copies else None
+            had = self.before.merges.get(name) if self.before and self.in_x0 else None
             merge = self.select(split, keep, tiles, TEMPERATURE, settings.budget, had.destinations if had else None)
-        self.memory.merges[name] = merge
-        self.renewed[name] = (place, grid, merge)
+        self.state.merges[name] = merge
+        self.renewed[name] = (block, grid, merge)

@@ -4,7 +4,7 @@ A step is full, merged or forecast. Both plans are asked before each evaluation 
 and told afterwards how wrong the forecast in its place would have been, `learn(error, gain)`. They know numbers only.
 
 The reuse schedule: of S steps, step s is active if start <= s / S and (s + 1) / S <= end, so that an end before 100 %
-leaves the last step alone, however few there are. Active steps are merged. Counted from the first active one, every
+leaves the last step alone, however few there are. Active steps are merged. Of the merged ones every
 `reselect_every`-th reselects; of the others, every `reweight_every`-th since then reweights; the rest reuse.
 """
 
@@ -88,22 +88,10 @@ class ReuseSchedule:
         first, end = self.span(steps)
         return self.merges and first <= step < end
 
-    def action(self, step: int, steps: int) -> Action:
-        if not self.active(step, steps):
-            return Action.NONE
-        merged = step - self.span(steps)[0]
-        selected, weighed = self.turns(merged)
-        if selected == merged:
-            return Action.RESELECT
-        return Action.REWEIGHT if weighed == merged else Action.REUSE
-
     def turns(self, merged: int) -> tuple[int, int]:
         """The merged steps, counted from 0, at which the destinations and the weights of that one are computed."""
         selected = merged - merged % self.reselect_every
         return selected, merged - (merged - selected) % self.reweight_every
-
-    def table(self, steps: int) -> list[Action]:
-        return [self.action(step, steps) for step in range(steps)]
 
     def next(self, moment: Moment, places: Sequence[float]) -> Decision:
         if self.active(moment.step, moment.steps):
@@ -167,7 +155,7 @@ class ErrorBudget:
 
     def _why_not(self, moment: Moment, places: Sequence[float], off: float) -> str | None:
         """Why this evaluation is not to be forecast, or None."""
-        if moment.weight > END:
+        if moment.weight > END or moment.step >= moment.steps - 1:
             return "near the end of the run"
         if not self.known:
             return "how wrong a forecast would be is not known yet"

@@ -117,7 +117,7 @@ PRESETS: dict[str, dict[str, Settings]] = {
 }
 CUSTOM = "custom"
 DEFAULT = "balanced"
-CUSTOM_START = Settings(ratio=0.5, tolerance=0.3, **_UNET)  # the widgets' defaults: `balanced`, and tokens are merged
+CUSTOM_START = Settings(ratio=0.5, tolerance=0.3, **_UNET)  # the widgets' defaults: `balanced` on a UNet, and merging
 
 
 def resolve(preset: str, kind: str, **widgets) -> Settings:

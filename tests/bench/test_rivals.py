@@ -113,7 +113,6 @@ def test_teacache_reuses_the_residual_until_its_input_has_changed():
 
 
 def test_tomesds_matching_as_a_merge():
-    pytest.importorskip("tomesd")
     from bench.rivals.matching import tomesd
     from comfyui_toma.toma_core.tiles import Tiles
 

@@ -25,6 +25,7 @@ def page_plans(page, cases, steps, family="unet") -> list:
 
 def test_page_and_python_agree_on_the_reuse_schedule(page):
     from comfyui_toma.toma_core.settings import Settings
+    from schedules import table
 
     every, bounds = (1, 2, 3, 5, 10), ((0.0, 1.0), (0.1, 0.9), (0.35, 0.6), (0.5, 0.5), (0.0, 0.33))
     cases = [
@@ -35,7 +36,7 @@ def test_page_and_python_agree_on_the_reuse_schedule(page):
     for case, plans in zip(cases, page_plans(page, cases, steps)):
         for n, plan in zip(steps, plans):
             actions = [step["why"] if step["why"] in MERGE_ACTIONS else "none" for step in plan]
-            assert actions == [action.value for action in case.schedule.table(n)]
+            assert actions == [action.value for action in table(case.schedule, n)]
             assert [step["kind"] == "merged" for step in plan] == [case.schedule.active(i, n) for i in range(n)]
 
 

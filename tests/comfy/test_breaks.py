@@ -5,7 +5,7 @@ import models as tiny
 import pytest
 import setups
 import torch
-from test_forecasts import EAGER, RUN, network_calls, planned
+from test_forecasts import EAGER, RUN, EveryOther, network_calls, planned
 from told import report
 
 
@@ -197,6 +197,34 @@ def test_nor_an_answer_of_another_node(models, name):
     answered = [i for i, e in enumerate(told.evaluations) if "another node answered" in e.why]
     assert len(answered) == 1 and plans[-1].restarts == 1
     assert plans[-1].asked[answered[0] + 1] == 0 and told.evaluations[answered[0]].error is None
+
+
+def test_but_over_a_call_that_was_run_again(models, monkeypatch):
+    """What could not go on merged goes through the network twice: that is no further pass of another node."""
+    from comfyui_toma.toma_core.evaluation import Unmergeable
+    from comfyui_toma.toma_core.patcher.merging import Merging
+    from comfyui_toma.toma_core.plan import Decision, Kind
+
+    class MergesOnce(EveryOther):
+        def next(self, moment, places):
+            decision = super().next(moment, places)
+            return Decision(Kind.MERGED, "as it is told") if len(self.asked) == 4 else decision
+
+    def fails(self, evaluation, out):
+        raise Unmergeable("of this test")
+
+    monkeypatch.setattr(Merging, "_unmerged", fails)
+    patched, plans = planned(models["flux"], MergesOnce, ratio=0.5)
+    builders.sample(patched, **{**RUN, "cfg": 1.0})
+    assert "left unmerged because of this test" in report(patched).notes
+    assert not plans[-1].restarts and plans[-1].asked.count(0) == 1, plans[-1].asked
+
+
+def test_words_in_options_are_found_whatever_the_keys_are():
+    from comfyui_toma.toma_core.patcher.breaks import asked_for
+
+    assert asked_for({("a", 1): "word", "b": "other", 3: 4}) == asked_for({"b": "other", ("a", 1): "word"})
+    assert asked_for({"b": "other"}) != asked_for({"b": "word"})
 
 
 @pytest.mark.parametrize("kind", ["EasyCacheNode", "LazyCacheNode"])

@@ -87,7 +87,7 @@ class Real:
 
     def sampled(self, settings, kinds: str) -> Peak:
         """A run of F full, M merged and P forecast steps, its history in fp32 as ComfyUI has its latents."""
-        from comfyui_toma.toma_core.chunks import Memory
+        from comfyui_toma.toma_core.chunks import ChunkState
         from comfyui_toma.toma_core.clean import latent_of, tokens_of, unmerged
         from comfyui_toma.toma_core.evaluation import Evaluation
         from comfyui_toma.toma_core.forecast import Forecast
@@ -104,15 +104,15 @@ class Real:
                     forecast.give(step / len(kinds), 0.1)
                     continue
                 action = Action.RESELECT if kind == "M" else Action.NONE
-                evaluation = Evaluation(settings, action, Memory(1), last, rides, grid=grid)
+                evaluation = Evaluation(settings, action, ChunkState(1), last, rides, grid=grid)
                 if rides and kind == "M":
-                    evaluation.merge_for(family.places[-1], last.clean, grid)
+                    evaluation.merge_for(family.blocks[-1], last.clean, grid)
                 out = self.run(family, evaluation)
                 if rides and kind == "M":
-                    merge = next(iter(evaluation.memory.merges.values()))
+                    merge = next(iter(evaluation.state.merges.values()))
                     out = latent_of(unmerged(tokens_of(out, family.patch), last.clean, merge), out, family.patch)
                 self.merged += any(c.after < c.before for c in evaluation.counted.values())
-                last = evaluation.memory
+                last = evaluation.state
                 if rides and settings.ratio:
                     last.clean = tokens_of(out, family.patch)
                 if settings.tolerance:

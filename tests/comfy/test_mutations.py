@@ -28,16 +28,16 @@ def picks_of_the_first_image_for_all(patch):
 
 
 def chunks_in_the_wrong_order(patch):
-    from comfyui_toma.toma_core.chunks import Memory
+    from comfyui_toma.toma_core.chunks import ChunkState
 
-    gather = Memory.gather.__func__
-    patch.setattr(Memory, "gather", classmethod(lambda cls, parts: gather(cls, parts[::-1])))
+    gather = ChunkState.gather.__func__
+    patch.setattr(ChunkState, "gather", classmethod(lambda cls, parts: gather(cls, parts[::-1])))
 
 
 def stale_pick_after_a_change_of_grid(patch):
-    from comfyui_toma.toma_core.evaluation import Place
+    from comfyui_toma.toma_core.evaluation import Block
 
-    patch.setattr(Place, "merge_name", lambda self, grid: self.share)
+    patch.setattr(Block, "merge_name", lambda self, grid: self.share)
 
 
 def kept_outlives_the_run(patch):
@@ -53,14 +53,14 @@ def kept_outlives_the_run(patch):
 
     def shared(self, *args, **kwargs):
         init(self, *args, **kwargs)
-        self.memories = kept
+        self.states = kept
 
     keys, keep = Merging._keys, Merging._keep
 
     def lasting(self, *args):
         keep(self, *args)
-        kept.update(self.memories)
-        self.memories = kept
+        kept.update(self.states)
+        self.states = kept
 
     patch.setattr(Merging, "__init__", shared)
     patch.setattr(Merging, "_keep", lasting)
@@ -90,7 +90,7 @@ def _forecast():
 def breaks_are_crossed(patch):
     from comfyui_toma.toma_core.patcher.run import Run
 
-    patch.setattr(Run, "_breaks", lambda self, *args: False)
+    patch.setattr(Run, "_changed", lambda self, *args: False)
 
 
 def phases_are_not_seen(patch):
@@ -102,9 +102,9 @@ def phases_are_not_seen(patch):
 def history_of_another_size(patch):
     from comfyui_toma.toma_core.patcher.run import Run
 
-    breaks = Run._breaks
+    changed = Run._changed
     patch.setattr(
-        Run, "_breaks", lambda self, guider, x, *rest: breaks(self, guider, torch.empty(0, dtype=x.dtype), *rest)
+        Run, "_changed", lambda self, guider, x, *rest: changed(self, guider, torch.empty(0, dtype=x.dtype), *rest)
     )
 
 
@@ -112,19 +112,19 @@ def answers_of_other_nodes_are_history(patch):
     from comfyui_toma.toma_core.patcher.run import Run
 
     def network(self, executor, *args, **kwargs):
-        self.rows += 1
+        self.images_run += 1
         return executor(*args, **kwargs)
 
     patch.setattr(Run, "network", network)
     # as if each evaluation had reached the network
     asked = property(lambda self: len(self.report.evaluations) + (self.merging.kind is None), lambda self, value: None)
-    patch.setattr(Run, "rows", asked, raising=False)
+    patch.setattr(Run, "images_run", asked, raising=False)
 
 
 def further_passes_are_not_seen(patch):
     from comfyui_toma.toma_core.patcher.run import Run
 
-    patch.setattr(Run, "rows_each", property(lambda self: 0, lambda self, value: None), raising=False)
+    patch.setattr(Run, "images_each", property(lambda self: 0, lambda self, value: None), raising=False)
 
 
 def own_noise_lost(patch):
@@ -156,7 +156,7 @@ def controlnet_of_the_first_tokens(patch):
         options, short = shorter(self, evaluation, options, control)
         if control is None:
             return options, None
-        keep = next(iter(evaluation.memory.merges.values())).kept.shape[1]
+        keep = next(iter(evaluation.state.merges.values())).kept.shape[1]
         return options, {k: [a if a is None else a[:, :keep] for a in adds] for k, adds in control.items()}
 
     patch.setattr(DiTFamily, "shorter_inputs", first)

@@ -146,7 +146,7 @@ def test_a_run_that_was_stopped_does_not_show_in_the_next(models, merged, name, 
 
 
 def ours_alive() -> list[str]:
-    from comfyui_toma.toma_core.chunks import Memory
+    from comfyui_toma.toma_core.chunks import ChunkState
     from comfyui_toma.toma_core.evaluation import Evaluation
     from comfyui_toma.toma_core.forecast import Anchor
     from comfyui_toma.toma_core.merge import Merge
@@ -154,7 +154,7 @@ def ours_alive() -> list[str]:
     from comfyui_toma.toma_core.patcher.run import Run
 
     gc.collect()
-    kinds = (Merge, Memory, Evaluation, Merging, Run, Anchor)
+    kinds = (Merge, ChunkState, Evaluation, Merging, Run, Anchor)
     return [type(o).__name__ for o in gc.get_objects() if isinstance(o, kinds)]
 
 
@@ -192,14 +192,14 @@ def test_frames_shown_in_another_order_keep_their_own(models, merged, name):
 
 def test_windows_that_slide_on_do_not_pile_up(models, merged):
     """None is ever seen again: what they left is dropped a few steps later."""
-    from comfyui_toma.toma_core.chunks import Memory
+    from comfyui_toma.toma_core.chunks import ChunkState
 
     patched = merged(in_windows(models["flux"], lambda n: [(0, 2 * n), (1, 2 * n + 1)]), reselect_every=2)
     alive: list[int] = []
     gc.collect()
 
     def count(*_):
-        alive.append(sum(type(o) is Memory for o in gc.get_objects()))
+        alive.append(sum(type(o) is ChunkState for o in gc.get_objects()))
 
     builders.sample(patched, **{**FRAMES, "steps": 12}, callback=count)
     assert len(alive) == 12 and max(alive[8:]) <= max(alive[4:8]), alive

@@ -48,7 +48,7 @@ def test_a_model_call_that_is_not_for_the_guider_keeps_nothing(models, merged):
     x = torch.zeros(1, 16, 8, 8, requires_grad=True)
     for _ in range(3):
         out = run.merging.apply_model(Executor(), x, torch.ones(1), transformer_options={"sigmas": torch.ones(1)})
-    assert len(asked) == 3 and out.requires_grad and not run.merging.memories
+    assert len(asked) == 3 and out.requires_grad and not run.merging.states
     assert not run.merging.passes and not run.merging.networks
 
 

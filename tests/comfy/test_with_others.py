@@ -239,17 +239,17 @@ def test_references_whose_usual_method_another_node_has_changed(models, monkeypa
 def test_what_is_added_between_blocks_reaches_the_kept_tokens(models):
     """Patches of other nodes see all tokens, copies of the kept ones, and these get their own part of what the patches
     and ControlNets add; reference tokens behind the image are left as they are."""
-    from comfyui_toma.toma_core.chunks import Memory
-    from comfyui_toma.toma_core.evaluation import Evaluation
+    from comfyui_toma.toma_core.chunks import ChunkState
+    from comfyui_toma.toma_core.evaluation import Evaluation, Unmergeable
     from comfyui_toma.toma_core.patcher import family_of
     from comfyui_toma.toma_core.plan import Action
     from comfyui_toma.toma_core.settings import Settings
 
     settings = Settings(ratio=0.5, skip_first_blocks=0)
     family = family_of(models["flux"]).arrange(settings)
-    evaluation = Evaluation(settings, Action.RESELECT, Memory(1), copies=True, grid=(8, 8))
+    evaluation = Evaluation(settings, Action.RESELECT, ChunkState(1), in_x0=True, grid=(8, 8))
     tokens, adds = torch.randn(2, 2, 64, 16, generator=torch.Generator().manual_seed(0))
-    kept, merge = evaluation.enter(family.places[0], tokens, (8, 8))
+    kept, merge = evaluation.enter(family.blocks[0], tokens, (8, 8))
     beside = torch.randn(2, 5, 16)
     seen = []
 
@@ -263,6 +263,10 @@ def test_what_is_added_between_blocks_reaches_the_kept_tokens(models):
     assert torch.equal(seen[0], torch.cat((merge.copied(kept), beside), 1))
     assert torch.allclose(out["img"], torch.cat((kept + merge.take(adds), beside), 1))
     assert torch.equal(control["input"][0], merge.take(adds)) and control["input"][1] is None
+    for_all = family.shorter_inputs(evaluation, {}, {"input": [adds[:, :1], None]})[1]
+    assert torch.equal(for_all["input"][0], adds[:, :1])
+    with pytest.raises(Unmergeable, match="adds to 60 of 64 image tokens"):
+        family.shorter_inputs(evaluation, {}, {"input": [adds[:, :60], None]})
 
 
 def attention_hook(flux) -> bool:

@@ -3,6 +3,8 @@
 The backend `eager` runs dynamo with all its graphs and guards and leaves out only the C++ compiler.
 """
 
+import types
+
 import builders
 import inductor
 import pytest
@@ -88,6 +90,15 @@ def test_attention_only_on_flux_runs_uncompiled(models):
     patched = compiled(merged(models["flux"], **settings))
     assert torch.equal(expected, builders.sample(patched, **RUN, steps=2))
     assert patched.model_options["toma"].reports[-1].tokens
+
+
+def test_compiled_blocks_still_show_what_hooks_they_have(models):
+    from comfyui_toma.toma_core.patcher.families.attention import AttentionSeam
+
+    network = models["flux"].model.diffusion_model
+    alone = types.SimpleNamespace(double_blocks=network.double_blocks)
+    single = types.SimpleNamespace(double_blocks=[torch.compile(network.double_blocks[0], backend="eager")])
+    assert AttentionSeam.fits(single) == AttentionSeam.fits(alone)
 
 
 @pytest.mark.parametrize("name", ["flux", "unet"])

@@ -36,14 +36,14 @@ def alive(*kinds: type) -> list[str]:
 
 
 def ours_alive() -> list[str]:
-    from comfyui_toma.toma_core.chunks import Memory
+    from comfyui_toma.toma_core.chunks import ChunkState
     from comfyui_toma.toma_core.evaluation import Evaluation
     from comfyui_toma.toma_core.forecast import Anchor
     from comfyui_toma.toma_core.merge import Merge
     from comfyui_toma.toma_core.patcher.merging import Merging
     from comfyui_toma.toma_core.patcher.run import Run
 
-    return alive(Merge, Memory, Evaluation, Merging, Run, Anchor)
+    return alive(Merge, ChunkState, Evaluation, Merging, Run, Anchor)
 
 
 def tensors_alive() -> int:
@@ -137,7 +137,7 @@ def find(path: str):
     import importlib
 
     module, _, kind = path.rpartition(".")
-    if kind in ("Merge", "Memory"):
+    if kind in ("Merge", "ChunkState"):
         return getattr(importlib.import_module(f"comfyui_toma.{module}"), kind)
     return importlib.import_module(f"comfyui_toma.{path}")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from comfyui_toma.toma_core.chunks import Memory
+from comfyui_toma.toma_core.chunks import ChunkState
 from comfyui_toma.toma_core.merge import Merge, reselect
 from comfyui_toma.toma_core.tiles import Tiles
 
@@ -14,9 +14,9 @@ def check_gather(budget: str) -> None:
     tiles = Tiles.of(10, 11, 4)
     x = torch.randn(6, 110, 16, generator=torch.Generator().manual_seed(2))
     merges = [reselect(tiles.split(part), 40, tiles, budget=budget) for part in (x[:4], x[4:])]
-    first = Memory(2, 5, 5, {"m": merges[0], "only here": merges[0]}, x[:4], used_at=9)
-    second = Memory(1, 3, 4, {"m": merges[1]}, x[4:])
-    both = Memory.gather([(second, 0), (first, 1), (first, 0)])
+    first = ChunkState(2, 5, 5, {"m": merges[0], "only here": merges[0]}, x[:4], used_at=9)
+    second = ChunkState(1, 3, 4, {"m": merges[1]}, x[4:])
+    both = ChunkState.gather([(second, 0), (first, 1), (first, 0)])
     order = [4, 5, 2, 3, 0, 1]
     assert (both.chunks, both.selected_at, both.weighed_at) == (3, 3, 4)
     assert torch.equal(both.clean, x[order])
@@ -36,15 +36,15 @@ def test_chunks_are_put_together_in_order(budget):
     check_gather(budget)
 
 
-def whole() -> Memory:
+def whole() -> ChunkState:
     tiles, x = Tiles.of(4, 4, 2), torch.randn(2, 16, 3, generator=torch.Generator().manual_seed(0))
-    return Memory(2, 1, 2, {"m": reselect(tiles.split(x), 8, tiles)}, x)
+    return ChunkState(2, 1, 2, {"m": reselect(tiles.split(x), 8, tiles)}, x)
 
 
 def test_the_same_batch_again_copies_no_tensor_and_shares_no_state():
     """A call that fails half-way must not have written into what the last one left."""
     kept = whole()
-    again = Memory.gather([(kept, 0), (kept, 1)])
+    again = ChunkState.gather([(kept, 0), (kept, 1)])
     assert again.clean is kept.clean and again.merges["m"] is kept.merges["m"]
     again.merges["n"] = again.merges["m"]
     again.selected_at = 7
@@ -53,7 +53,7 @@ def test_the_same_batch_again_copies_no_tensor_and_shares_no_state():
 
 def test_a_part_of_a_batch():
     kept = whole()
-    one = Memory.gather([(kept, 1)])
+    one = ChunkState.gather([(kept, 1)])
     assert one.chunks == 1 and torch.equal(one.clean, kept.clean[1:])
     assert torch.equal(one.merges["m"].kept, kept.merges["m"].kept[1:])
 
@@ -61,4 +61,4 @@ def test_a_part_of_a_batch():
 def test_without_a_clean_estimate_of_all_there_is_none():
     kept, other = whole(), whole()
     other.clean = None
-    assert Memory.gather([(kept, 0), (other, 0)]).clean is None
+    assert ChunkState.gather([(kept, 0), (other, 0)]).clean is None

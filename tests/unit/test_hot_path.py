@@ -7,9 +7,9 @@ from functools import partial
 import inductor
 import pytest
 import torch
-from comfyui_toma.toma_core.chunks import Memory
+from comfyui_toma.toma_core.chunks import ChunkState
 from comfyui_toma.toma_core.clean import grid_of, latent_of, tokens_of, unmerged
-from comfyui_toma.toma_core.evaluation import Evaluation, Place
+from comfyui_toma.toma_core.evaluation import Block, Evaluation
 from comfyui_toma.toma_core.forecast import Forecast
 from comfyui_toma.toma_core.merge import Merge, reselect, weigh
 from comfyui_toma.toma_core.plan import Action
@@ -136,11 +136,11 @@ def test_a_row_is_two_products_or_reads_of_rows(grid, dtype, copies):
     """Three blocks that kept tokens ride through, in a step that reuses: the blocks' own work is not counted."""
     (height, width, tile, ratio), (_, x, _) = grid, setting(grid, dtype=dtype)
     settings = Settings(ratio=ratio, tile_size=tile)
-    row = [Place("row", "row", i, last=i == 2) for i in range(3)]
-    kept = Memory(1)
+    row = [Block("row", "row", i, last=i == 2) for i in range(3)]
+    kept = ChunkState(1)
 
     def step(action: Action = Action.REUSE) -> None:
-        evaluation, tokens = Evaluation(settings, action, kept, copies=copies), x
+        evaluation, tokens = Evaluation(settings, action, kept, in_x0=copies), x
         for place in row:
             tokens, _ = evaluation.enter(place, tokens, (height, width))
             tokens = evaluation.leave(place, tokens)

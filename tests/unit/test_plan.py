@@ -280,3 +280,11 @@ def test_a_grade_is_told_in_times_of_what_was_allowed():
 @pytest.mark.parametrize("window", [ALWAYS, NEVER])
 def test_a_single_step_runs(window):
     assert drive(ErrorBudget(1.0, window), SMOOTH["line"], [1.0, 0.0]).kinds == [Kind.FULL]
+
+
+def test_the_last_step_is_computed_also_of_a_schedule_that_ends_early():
+    """As one half of a run in two samplers: the next one gets the latent, and nothing corrects it."""
+    sigmas = flow_sigmas(40)[:21]
+    done = drive(ErrorBudget(1.0, NEVER), lambda place: torch.tensor([1.0, place]), sigmas)
+    assert done.kinds[-1] is Kind.FULL and done.whys[-1] == "near the end of the run"
+    assert done.count(Kind.FORECAST) > 10

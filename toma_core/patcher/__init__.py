@@ -74,7 +74,7 @@ def _sample(new_run: Callable[[], Run], handle: Handle, executor: Any, *args, **
     run.family.install(options)
     add_wrapper_with_key(WrappersMP.PREDICT_NOISE, KEY, run.predict_noise, options)
     add_wrapper_with_key(WrappersMP.DIFFUSION_MODEL, KEY, run.network, options)
-    if run.family.places:
+    if run.family.blocks:
         add_wrapper_with_key(WrappersMP.APPLY_MODEL, KEY, run.merging.apply_model, options)
     guider.model_options = own
     finished = False

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..evaluation import Evaluation, Grid
 from ..merge import Merge
+from ..plan import Kind
 from .families.base import Family
 from .memory import raise_unless_out_of_memory
 from .report import Pick, Report
@@ -42,6 +43,7 @@ class Account:
         self.listener = listener
         self.merged_blocks: set[tuple[str, int]] = set()
         self.missed_picks = False
+        self.explained: set[Kind] = set()
         self.lock = Lock()  # devices that run at a time may have the same to note
 
     @property
@@ -49,9 +51,11 @@ class Account:
         """Of the evaluation that is under way."""
         return self.report.evaluations[-1].step
 
-    def note(self, text: str) -> None:
-        """Something that a user should know of this run: said once in the log, and in the report."""
+    def note(self, text: str, *about: Kind) -> None:
+        """Something that a user should know of this run: said once in the log, and in the report. `about` are the kinds
+        of step that it explains the lack of."""
         with self.lock:
+            self.explained.update(about)
             if text in self.report.notes:
                 return
             self.report.notes.append(text)
@@ -64,8 +68,8 @@ class Account:
             return
         step = self.step
         seen = {(pick.step, pick.group) for pick in self.report.picks}
-        for place, grid, merge in evaluation.renewed.values():
-            group, size = self.family.label(place, grid), len(merge.kept) // len(sides)
+        for block, grid, merge in evaluation.renewed.values():
+            group, size = self.family.label(block, grid), len(merge.kept) // len(sides)
             if (step, group) in seen or len(merge.kept) % len(sides):  # another node has split the batch
                 continue
             seen.add((step, group))
@@ -94,9 +98,9 @@ class Account:
         report.flops_full += other
         report.flops_run += other
         for where, counted in evaluation.counted.items():
-            place = self.family.by_name[where]
-            report.flops_full += batch * self.family.block_flops(place, counted, counted.before)
-            report.flops_run += batch * self.family.block_flops(place, counted, counted.after)
+            block = self.family.by_name[where]
+            report.flops_full += batch * self.family.block_flops(block, counted, counted.before)
+            report.flops_run += batch * self.family.block_flops(block, counted, counted.after)
             if counted.after < counted.before:
                 self.merged_blocks.add(where)
-                report.tokens[self.family.label(place, counted.grid)] = (counted.before, counted.after)
+                report.tokens[self.family.label(block, counted.grid)] = (counted.before, counted.after)

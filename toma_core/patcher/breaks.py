@@ -29,7 +29,7 @@ def _as_met(bound: float) -> float:
 def asked_for(options: dict) -> tuple[tuple[str, str], ...]:
     """The words in the options of an evaluation. Nodes that sample two latents at a time (FlowEdit, RES4LYF's guides)
     tell by one of them which is asked for; one's answers say nothing of the other's."""
-    return tuple((name, value) for name, value in sorted(options.items()) if isinstance(value, str))
+    return tuple(sorted((str(name), value) for name, value in options.items() if isinstance(value, str)))
 
 
 def _controls(control) -> Iterator[tuple[float, float]]:

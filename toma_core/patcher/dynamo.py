@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from types import CodeType
+from typing import Any
 
 
 def _apply(function: Callable, *args, **kwargs):
@@ -55,7 +56,7 @@ def as_a_call_of_its_own(network, inputs: dict) -> dict:
     with the options unguarded only an argument tells our call from that one."""
     if "torch._dynamo" not in sys.modules:
         return inputs
-    forward = inspect.signature(type(getattr(network, "_orig_mod", network)).forward)
+    forward = inspect.signature(type(without_compile(network)).forward)
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in forward.parameters.values())
     return {**inputs, "toma": True} if takes_any else inputs
 
@@ -87,6 +88,11 @@ def room_for_graphs(compile_blocks: bool) -> AbstractContextManager:
         return nullcontext() if _has_stance() else config.patch(disable=True)
     name = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"  # before torch 2.6
     return config.patch(**{name: max(64, getattr(config, name))})
+
+
+def without_compile(module: Any) -> Any:
+    """The module itself, where a node has compiled it and put the compiled one in its place."""
+    return getattr(module, "_orig_mod", module)
 
 
 def uncompiled(function: Callable, *args, **kwargs):

@@ -12,14 +12,14 @@ from threading import Lock
 
 from torch import Tensor, nn
 
-from ..chunks import Memory
+from ..chunks import ChunkState
 from ..clean import latent_of, tokens_of, unmerged
 from ..evaluation import Evaluation, Unmergeable
 from ..merge import Select
 from ..plan import Action, Kind
 from ..settings import Settings
 from .account import Account
-from .dynamo import as_a_call_of_its_own, keep_out_of_graphs, room_for_graphs
+from .dynamo import as_a_call_of_its_own, keep_out_of_graphs, room_for_graphs, without_compile
 from .families.base import KEY, Family, seams_on
 from .families.dit import DiTFamily
 from .memory import guarded, raise_unless_out_of_memory
@@ -38,10 +38,10 @@ class Merging:
         self.select = select
         # A DiT whose kept tokens ride through the whole network: the rest is done in the space of clean estimates, x0.
         self.dit = family if isinstance(family, DiTFamily) and settings.rides else None
-        self.merges_none = all(place.skipped for place in family.places)
+        self.merges_none = all(block.skipped for block in family.blocks)
         self.kind: Kind | None = None  # of the answer that is asked for; None: of none
         self.merged = False  # whether any call for it has merged
-        self.memories: dict[Hashable, tuple[Memory, int]] = {}
+        self.states: dict[Hashable, tuple[ChunkState, int]] = {}
         self.passes: dict[Hashable, int] = {}
         self.merged_steps: set[int] = set()
         self.answers = 0  # of the guider that ran, the one under way included
@@ -61,13 +61,13 @@ class Merging:
             self.answers += 1
             # Windows that slide on, and are never seen again, must not pile up.
             horizon = self.answers - 2 * max(2, self.settings.reselect_every)
-            self.memories = {key: part for key, part in self.memories.items() if part[0].used_at >= horizon}
+            self.states = {key: part for key, part in self.states.items() if part[0].used_at >= horizon}
 
     def end(self) -> None:
         """Puts the forwards back and drops all that was kept."""
         for seams in self.networks.values():
             seams.close()
-        self.memories.clear()
+        self.states.clear()
         self.passes.clear()
 
     def apply_model(
@@ -88,14 +88,14 @@ class Merging:
         options = dict(transformer_options or {})
         network = executor.class_obj.diffusion_model
         with self.lock:
-            self._wrap(getattr(network, "_orig_mod", network))
+            self._wrap(without_compile(network))
             keys = self._keys(x, options)
         evaluation = self._evaluation(x, keys, options, inputs, merges=self._runs_as_written(network))
         inputs = as_a_call_of_its_own(network, inputs)
         try:
             out = self._network(evaluation, executor, x, t, c_concat, c_crossattn, control, options, inputs)
         except Unmergeable as stop:
-            self.account.note(f"left unmerged because {stop}")
+            self.account.note(f"left unmerged because {stop}", Kind.MERGED)
             with self.lock:
                 self.run_again += 1
             out = None
@@ -113,8 +113,9 @@ class Merging:
         options = {**options, KEY: evaluation}
         # A UNet takes residuals out of these lists, and a call that is run again needs them once more.
         control = control and {name: list(adds) if isinstance(adds, list) else adds for name, adds in control.items()}
-        in_x0 = evaluation.copies and evaluation.merges
-        if in_x0 and self.dit:
+        in_x0 = evaluation.in_x0 and evaluation.merges
+        if in_x0:
+            assert self.dit is not None
             options, control = guarded(self.dit.shorter_inputs, evaluation, options, control)
         with room_for_graphs(self.family.compiles):
             out = executor(x, t, c_concat, c_crossattn, control, options, **inputs)
@@ -123,22 +124,24 @@ class Merging:
         elif in_x0 and (control is not None or "double_block" in options.get("patches", {})):
             raise Unmergeable(NOT_TOLD)  # what was made shorter for the kept tokens has met all of them
         elif in_x0:
-            self.account.note(f"left unmerged because {NOT_TOLD}")
+            self.account.note(f"left unmerged because {NOT_TOLD}", Kind.MERGED)
         return out
 
     def _runs_as_written(self, network: nn.Module) -> bool:
         """Whether ComfyUI's own code runs the blocks, as far as that matters."""
         if self.dit is None or self.kind is not Kind.MERGED:
             return True
-        foreign = self.dit.runs_blocks(getattr(network, "_orig_mod", network))
+        foreign = self.dit.runs_blocks(without_compile(network))
         if foreign:
-            self.account.note(f"tokens are not merged: another node runs the blocks by code of its own ({foreign})")
+            self.account.note(
+                f"tokens are not merged: another node runs the blocks by code of its own ({foreign})", Kind.MERGED
+            )
         return not foreign
 
     def _unmerged(self, evaluation: Evaluation, out: Tensor) -> Tensor:
         """x0 [B, C, ...] of all tokens, from x0 of the kept ones."""
         assert self.dit is not None and evaluation.before is not None and evaluation.before.clean is not None
-        merge, patch = next(iter(evaluation.memory.merges.values())), self.dit.patch
+        merge, patch = next(iter(evaluation.state.merges.values())), self.dit.patch
         clean = unmerged(tokens_of(out, patch), evaluation.before.clean, merge)
         return latent_of(clean, out, patch)
 
@@ -164,63 +167,63 @@ class Merging:
         grid, in_x0 = self.family.grid(tuple(x.shape)), self.dit is not None
         # Gathered only if this step merges, or a later one may reuse these merges: it can cost a copy.
         before = self._before(keys) if self.kind is Kind.MERGED or self.settings.reselect_every > 1 else None
-        unchanged = before if before is not None and in_x0 else Memory(len(keys))
-        in_full = Evaluation(self.settings, Action.NONE, unchanged, copies=in_x0, grid=grid, inputs=inputs)
+        unchanged = before if before is not None and in_x0 else ChunkState(len(keys))
+        in_full = Evaluation(self.settings, Action.NONE, unchanged, in_x0=in_x0, grid=grid, inputs=inputs)
         if not merges or self.kind is not Kind.MERGED or self.merges_none or self.run_again >= TRIES:
             return in_full
         why = self.family.why_not(x, options, inputs)
         if why:
-            self.account.note(f"tokens are not merged: {why}")
+            self.account.note(f"tokens are not merged: {why}", Kind.MERGED)
             return in_full
         if in_x0 and (before is None or before.clean is None):
             return in_full  # the first evaluation of a chunk: there is no clean estimate yet
-        action, memory = self._turn(before, len(keys))
-        evaluation = Evaluation(self.settings, action, memory, before, in_x0, self.select, grid, inputs)
+        action, state = self._turn(before, len(keys))
+        evaluation = Evaluation(self.settings, action, state, before, in_x0, self.select, grid, inputs)
         return self._chosen(evaluation) or in_full if in_x0 else evaluation
 
-    def _before(self, keys: Sequence[Hashable]) -> Memory | None:
+    def _before(self, keys: Sequence[Hashable]) -> ChunkState | None:
         """What these chunks kept from the call before; None if one of them has not come by yet."""
-        parts = [part for part in map(self.memories.get, keys) if part is not None]
+        parts = [part for part in map(self.states.get, keys) if part is not None]
         try:
-            return Memory.gather(parts) if len(parts) == len(keys) else None
+            return ChunkState.gather(parts) if len(parts) == len(keys) else None
         except RuntimeError as error:
             raise_unless_out_of_memory(error)
             return None
 
-    def _turn(self, before: Memory | None, chunks: int) -> tuple[Action, Memory]:
+    def _turn(self, before: ChunkState | None, chunks: int) -> tuple[Action, ChunkState]:
         """What is to be renewed, counted in merged steps, and what the call starts with. A chunk that missed its turn
         (its prompt starts later) takes it now."""
         now = len(self.merged_steps - {self.account.step})
         selected, weighed = self.settings.schedule.turns(now)
         if before is None or not before.merges or before.selected_at < selected:
-            return Action.RESELECT, Memory(chunks, now, now)
+            return Action.RESELECT, ChunkState(chunks, now, now)
         if before.weighed_at < weighed:
-            return Action.REWEIGHT, Memory(chunks, before.selected_at, now, dict(before.merges))
-        return Action.REUSE, Memory(chunks, before.selected_at, before.weighed_at, dict(before.merges))
+            return Action.REWEIGHT, ChunkState(chunks, before.selected_at, now, dict(before.merges))
+        return Action.REUSE, ChunkState(chunks, before.selected_at, before.weighed_at, dict(before.merges))
 
     def _chosen(self, evaluation: Evaluation) -> Evaluation | None:
         """Kept tokens that ride through the whole network are chosen before it, by the last clean estimate."""
         assert evaluation.before is not None
         try:
-            guarded(evaluation.merge_for, self.family.places[-1], evaluation.before.clean, evaluation.grid)
+            guarded(evaluation.merge_for, self.family.blocks[-1], evaluation.before.clean, evaluation.grid)
         except Unmergeable as stop:
-            self.account.note(f"left unmerged because {stop}")
+            self.account.note(f"left unmerged because {stop}", Kind.MERGED)
             return None
         return evaluation
 
     def _keep(self, evaluation: Evaluation, keys: Sequence[Hashable], out: Tensor) -> None:
         if evaluation.merges:
             self.merged_steps.add(self.account.step)
-        elif not (evaluation.copies and self.settings.ratio):
+        elif not (evaluation.in_x0 and self.settings.ratio):
             return
-        memory = evaluation.memory
+        state = evaluation.state
         if self.dit:
             try:
-                memory.clean = tokens_of(out.detach(), self.dit.patch)
+                state.clean = tokens_of(out.detach(), self.dit.patch)
             except RuntimeError as error:
                 raise_unless_out_of_memory(error)
-        memory.used_at = self.answers
-        self.memories.update({key: (memory, slot) for slot, key in enumerate(keys)})
+        state.used_at = self.answers
+        self.states.update({key: (state, slot) for slot, key in enumerate(keys)})
 
 
 def _frames(options: dict) -> tuple | None:

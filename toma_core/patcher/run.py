@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..forecast import Forecast
 from ..merge import Select, reselect
-from ..plan import Decision, Kind, Moment, Plan, moment_at
+from ..plan import SAME, Decision, Kind, Moment, Plan, moment_at
 from ..settings import Settings
 from .account import Account, Listener
 from .breaks import asked_for, phase_of
@@ -55,18 +55,18 @@ class Run:
         self.record = record
         self.listener = listener
         self.plan: Plan = plan or settings.plan()
-        self.forecasts = settings.tolerance > 0
+        self.may_forecast = settings.tolerance > 0
         self.forecast = Forecast()
-        self.report = Report(family.name, settings, blocks=len(family.places), recorded=record)
+        self.report = Report(family.name, settings, blocks=len(family.blocks), recorded=record)
         self.account = Account(self.report, family, record, listener)
         self.merging = Merging(settings, family, self.account, select)
         self.sigmas: list[float] = []
         self.flow = True
-        self.seen: tuple | None = None  # shape, phase and step of the last evaluation
+        self.last: tuple[tuple, Moment] | None = None  # what the last evaluation was of (`_changed`), and its moment
         self.grade: Tensor | None = None  # of the last evaluation that ran, still on the device
         self.clock_at = 0.0
-        self.rows = 0  # that went into the network, of all calls which no other node answered
-        self.rows_each = 0  # of them for the last answer
+        self.images_run = 0  # that went into the network, of all calls which no other node answered
+        self.images_each = 0  # of them for the last answer; 0: it is not known
         self.others = OthersSlots()
         self.has_steps = True  # a schedule of one sigma has none
         self.started: float | None = None
@@ -86,7 +86,7 @@ class Run:
         sigmas = options.get("sample_sigmas")
         if sigmas is None or x.requires_grad:
             why = "asks for gradients (as in training)" if x.requires_grad else "has no schedule"
-            self.account.note(f"a latent that {why} is neither forecast nor merged")
+            self.account.note(f"a latent that {why} is neither forecast nor merged", Kind.FORECAST, Kind.MERGED)
             self._start_anew()
             return executor(x, timestep, model_options, seed)
         self._begin(guider, sigmas)
@@ -96,11 +96,13 @@ class Run:
             self.forecast_nothing(READS_MORE)
         if "ar_state" in options:
             self.forecast_nothing(FRAME_BY_FRAME)
-        changed = self._breaks(guider, x, sigma, moment, options)
+        if self._asked_again(sigma):
+            self.forecast_nothing(SEVERAL)
+        changed = self._changed(guider, x, sigma, moment, options)
         if changed:
             self._start_anew()
         decision = self.plan.next(moment, self.forecast.places)
-        if changed and self.forecasts:
+        if changed and self.may_forecast:
             decision = Decision(decision.kind, CHANGED)
         given = None
         if decision.kind is Kind.FORECAST:
@@ -119,7 +121,7 @@ class Run:
         """The model's own answer. It grades the forecast that would have stood in its place."""
         self.merging.begin(decision.kind)
         self.report.latent = tuple(arguments[0].shape[2:])
-        rows, before = self.rows, self.account.flops()
+        images, again, before = self.images_run, self.merging.run_again, self.account.flops()
         try:
             with as_written(self.family.compiles):
                 answer = executor(*arguments)
@@ -129,21 +131,23 @@ class Run:
         entry.work = run / full if full else 1.0
         if decision.kind is Kind.MERGED and not self.merging.merged:
             entry.kind = Kind.FULL.value
-            if not self.forecasts:  # else it is told why it was not forecast
+            if not self.may_forecast:  # else it is told why it was not forecast
                 entry.why = "no tokens were merged here"
         # by what lies between the guider and the network, or in the place of its blocks
-        answered = (rows and self.rows == rows) or self.others.skipped()
+        answered = (images and self.images_run == images) or self.others.skipped()
         latent = isinstance(answer, Tensor) and answer.shape == arguments[0].shape
         if answered or not latent:
             entry.why = ANSWERED if latent else "the answer is not a latent"
-            if not latent and self.forecasts:
-                self.account.note(NO_LATENT)
+            if not latent and self.may_forecast:
+                self.account.note(NO_LATENT, Kind.FORECAST)
             self._start_anew()
             return answer
-        if not self.forecasts:
+        if not self.may_forecast:
             return answer
-        rows_before, self.rows_each = self.rows_each, self.rows - rows
-        if rows_before not in (0, self.rows_each):  # a further pass of another node (SLG, PAG) has begun or ended
+        images_before, self.images_each = self.images_each, self.images_run - images
+        if self.merging.run_again > again:  # some went in twice
+            self.images_each = 0
+        elif images_before not in (0, self.images_each):  # a further pass of another node (SLG, PAG) has begun or ended
             self._start_anew()
         if self.record and self.forecast.anchors:
             self._map_error(answer, moment)
@@ -152,9 +156,9 @@ class Run:
 
     def forecast_nothing(self, why: str) -> None:
         """This run can't be forecast: what its settings merge is merged by the schedule."""
-        if self.forecasts:
-            self.account.note(why)
-            self.forecasts, self.plan = False, self.settings.schedule
+        if self.may_forecast:
+            self.account.note(why, Kind.FORECAST)
+            self.may_forecast, self.plan = False, self.settings.schedule
             self._start_anew()
 
     def _start_anew(self) -> None:
@@ -169,7 +173,7 @@ class Run:
             return work(*args)
         except RuntimeError as error:
             raise_unless_out_of_memory(error)
-        self.account.note("not all was forecast: forecasting ran out of memory")
+        self.account.note("not all was forecast: forecasting ran out of memory", Kind.FORECAST)
         self._start_anew()
         return None
 
@@ -196,11 +200,10 @@ class Run:
         self.report.steps = max(1, len(self.sigmas) - 1)
         self.flow = _is_flow(guider) and max(self.sigmas) <= 1.0
         if self.family.why_unmerged and self.settings.ratio:
-            self.account.note(f"tokens are not merged: {self.family.why_unmerged}")
-        elif self.family.places and all(place.skipped for place in self.family.places):
-            self.account.note(
-                f"tokens are not merged: skip_first_blocks leaves none of the {len(self.family.places)} blocks"
-            )
+            self.account.note(f"tokens are not merged: {self.family.why_unmerged}", Kind.MERGED)
+        elif self.family.blocks and all(block.skipped for block in self.family.blocks):
+            why = f"skip_first_blocks leaves none of the {len(self.family.blocks)} blocks"
+            self.account.note(f"tokens are not merged: {why}", Kind.MERGED)
 
     def _read(self, timestep: Tensor) -> float:
         """This evaluation's sigma, and the grade of the last one that ran: the one time in a step that the host waits
@@ -221,19 +224,21 @@ class Run:
             self.report.evaluations[-1].seconds = now - self.clock_at
         self.clock_at = now
 
-    def _breaks(self, guider, x: Tensor, sigma: float, moment: Moment, options: dict) -> bool:
-        """Whether the history must not be continued here."""
+    def _asked_again(self, sigma: float) -> bool:
+        """Whether the second evaluation is at the first one's sigma. No sampler of one latent does this, unless its
+        schedule says so."""
+        asked = self.report.evaluations
+        return len(asked) == 1 and sigma == asked[0].sigma and self.sigmas.count(sigma) < 2
+
+    def _changed(self, guider, x: Tensor, sigma: float, moment: Moment, options: dict) -> bool:
+        """Whether this evaluation does not continue the last one, which it takes the place of."""
         cfg = getattr(guider, "cfg", None)  # CFGOverride sets another one for a part of the schedule
-        phase = (phase_of(getattr(guider, "conds", None), sigma), asked_for(options), cfg)
-        about, self.seen = self.seen, (tuple(x.shape), x.dtype, phase, (moment, sigma))
-        if about is None:
+        about = (tuple(x.shape), x.dtype, phase_of(getattr(guider, "conds", None), sigma), asked_for(options), cfg)
+        last, self.last = self.last, (about, moment)
+        if last is None:
             return False
-        before, last_sigma = about[-1]
-        # no sampler of one latent does this, unless its schedule says so
-        if len(self.report.evaluations) == 1 and sigma == last_sigma and self.sigmas.count(sigma) < 2:
-            self.forecast_nothing(SEVERAL)
-        backwards = moment.place < before.place - 1e-6
-        return about[:-1] != self.seen[:-1] or backwards or moment.step > before.step + 1
+        backwards = moment.place < last[1].place - SAME
+        return about != last[0] or backwards or moment.step > last[1].step + 1
 
     @staticmethod
     def _reads_more(guider, model_options: dict) -> bool:
@@ -244,8 +249,8 @@ class Run:
     def network(self, executor, *args, **kwargs):
         """Wraps the network's forward, inside of what other nodes wrap it with: counts what none of them answered."""
         out = executor(*args, **kwargs)
-        with self.account.lock:  # a call that failed is run again, and counts once
-            self.rows += len(args[0]) if args else 1
+        with self.account.lock:
+            self.images_run += len(args[0]) if args else 1
         return out
 
     def end(self, finished: bool, attention: str) -> Report:
@@ -275,22 +280,19 @@ class Run:
 
     def _tell_why_nothing(self) -> None:
         """Of a run in which nothing was forecast or merged, the reason, unless it is told already."""
-        report, set_to = self.report, self.settings.tolerance > 0 or self.settings.ratio > 0
-        if not set_to:
+        report, settings, explained = self.report, self.settings, self.account.explained
+        usual = Kind.FORECAST if settings.tolerance else Kind.MERGED
+        if not settings.tolerance and not settings.ratio:
             report.notes.append(NOTHING_SET)  # no warning: it is how a plain run is timed
         elif not report.evaluations:
-            if self.has_steps and not report.notes:
+            if self.has_steps and not explained:
                 self.account.note(f"nothing was forecast or merged: {UNASKED}")
-        elif self.family.places and self.settings.ratio and not report.flops_full:
-            if not any("merged" in note for note in report.notes):
+        elif self.family.blocks and settings.ratio and not report.flops_full:
+            if Kind.MERGED not in explained:
                 self.account.note(NO_BLOCKS)
-        elif set(report.kinds) == {Kind.FULL.value} and not self._told_of(report.notes):
+        elif set(report.kinds) == {Kind.FULL.value} and usual not in explained:
             reason = f"{report.steps} steps are too few" if report.steps < SHORTEST else report.usual_reason
             self.account.note(f"nothing was forecast or merged: {reason}")
-
-    def _told_of(self, notes: list[str]) -> bool:
-        """Whether notes say why nothing was forecast; or merged, if nothing was to be forecast."""
-        return any("forecast" in note for note in notes) if self.settings.tolerance else bool(notes)
 
 
 def _is_flow(guider) -> bool:

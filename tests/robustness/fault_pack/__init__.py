@@ -114,7 +114,7 @@ class TrustRoutes:
         return {"ui": {"routes": [f"{route.method} {route.resource.canonical}" for route in ours]}}
 
 
-STATE = ("Merge", "Memory", "Evaluation", "Merging", "Run", "Anchor")  # of a run, and gone with it
+STATE = ("Merge", "ChunkState", "Evaluation", "Merging", "Run", "Anchor")  # of a run, and gone with it
 OF_A_WORKFLOW = ("Handle", "Live", "Report")  # gone with the workflow's outputs
 
 

@@ -10,6 +10,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from ...evaluation import Evaluation
+from ..dynamo import without_compile
 from ..memory import guarded
 from .base import KEY
 from .rows import Cut, argument_for
@@ -22,7 +23,7 @@ class AttentionSeam:
     """ComfyUI's attention patches of Flux's blocks."""
 
     def __init__(self, family: DiTFamily) -> None:
-        self.family = family
+        self.blocks = {(stream.kind, i): (block, stream) for block, (stream, i) in family.where.items()}
 
     def __deepcopy__(self, memo: dict) -> AttentionSeam:
         return self
@@ -30,7 +31,7 @@ class AttentionSeam:
     @staticmethod
     def fits(network: nn.Module) -> bool:
         blocks: Any = getattr(network, "double_blocks", None)
-        return bool(blocks) and "attn1_patch" in type(blocks[0]).forward.__code__.co_consts
+        return bool(blocks) and "attn1_patch" in type(without_compile(blocks[0])).forward.__code__.co_consts
 
     def install(self, options: dict) -> None:
         patches = options.setdefault("patches", {})
@@ -42,20 +43,19 @@ class AttentionSeam:
         evaluation: Evaluation | None = extra_options.get(KEY)
         if evaluation is None:
             return {}
-        kind, index = extra_options["block_type"], extra_options["block_index"]
-        place = self.family.by_name[f"{kind} {index}", index]
+        block, stream = self.blocks[extra_options["block_type"], extra_options["block_index"]]
         start, count = extra_options["img_slice"][0], prod(evaluation.grid)
         stop = start + count
-        evaluation.beside, evaluation.text = k.shape[2] - stop, start
+        beside = k.shape[2] - stop
         channels = k.shape[1] * k.shape[3]
-        if not evaluation.merges or place.skipped:
-            evaluation.count(place, evaluation.grid, channels, count, count)
+        if not evaluation.merges or block.skipped:
+            evaluation.count(block, evaluation.grid, channels, count, count, beside, text=start)
             return {}
 
         def keys() -> Tensor:
             return rearrange(k[:, :, start:stop], "b h n d -> b n (h d)")
 
-        merge = guarded(lambda: evaluation.merge_for(place, keys(), evaluation.grid))
+        merge = guarded(lambda: evaluation.merge_for(block, keys(), evaluation.grid))
 
         def shorter(x: Tensor) -> Tensor:
             tokens = merge.merge(rearrange(x[:, :, start:stop], "b h n d -> b n (h d)"))
@@ -64,7 +64,6 @@ class AttentionSeam:
 
         def changed() -> dict:
             cut = Cut(merge, start, k.shape[2])
-            stream = next(stream for stream in self.family.depths if stream.kind == kind)
             given = {"pe": pe, "attn_mask": attn_mask}
             rest = {
                 name: argument_for(stream, evaluation, name, value, cut)
@@ -74,7 +73,7 @@ class AttentionSeam:
             return {**given, "q": shorter(q), "k": shorter(k), "v": shorter(v), **rest}
 
         found = guarded(changed)
-        evaluation.count(place, evaluation.grid, channels, count, merge.kept.shape[1])
+        evaluation.count(block, evaluation.grid, channels, count, merge.kept.shape[1], beside, text=start)
         evaluation.scratch["attention"] = (merge, start)
         return found
 

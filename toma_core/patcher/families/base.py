@@ -9,10 +9,9 @@ from functools import cached_property
 
 from torch import Tensor, nn
 
-from ...evaluation import Counted, Evaluation, Grid, Place
-from ...merge import Merge
+from ...evaluation import Block, Counted, Grid
 from ...settings import Settings
-from ..memory import guarded
+from ..dynamo import without_compile
 
 KEY = "toma"  # of what is ours in the options of a model
 
@@ -21,7 +20,7 @@ def network_of(model):
     """The network of a ModelPatcher. Nodes that compile it as a whole leave theirs on the loaded model, where
     the next patcher finds it: it holds the network that was there before. None if there is no network."""
     network = getattr(getattr(model, "model", None), "diffusion_model", None)
-    return getattr(network, "_orig_mod", network)
+    return without_compile(network)
 
 
 class Family(ABC):
@@ -33,16 +32,16 @@ class Family(ABC):
     compiles: bool = True  # whether torch.compile may have the blocks
 
     def __init__(self) -> None:
-        self.places: list[Place] = []
+        self.blocks: list[Block] = []
         self.settings = Settings()
 
     def __deepcopy__(self, memo: dict) -> Family:
         return self  # packs copy the options of a model deeply, at each step
 
     @cached_property
-    def by_name(self) -> dict[tuple[str, int], Place]:
-        """The places by row and index."""
-        return {(place.row, place.index): place for place in self.places}
+    def by_name(self) -> dict[tuple[str, int], Block]:
+        """The blocks by row and index."""
+        return {(block.row, block.index): block for block in self.blocks}
 
     @abstractmethod
     def arrange(self, settings: Settings) -> Family:
@@ -55,19 +54,19 @@ class Family(ABC):
         """The modules whose forward is wrapped during a run, and what wraps it."""
         return iter(())
 
-    @abstractmethod
     def why_not(self, x: Tensor, options: dict, inputs: dict) -> str | None:
         """Why this call (latent x) can't be merged, or None."""
+        return None
 
     def grid(self, latent: tuple[int, ...]) -> Grid:
         """Rows and columns of the tokens, where all blocks have the same."""
         return 0, 0
 
-    def label(self, place: Place, grid: Grid) -> str:
+    def label(self, block: Block, grid: Grid) -> str:
         """The group under which a block's tokens are reported."""
-        return place.row
+        return block.row
 
-    def block_flops(self, place: Place, counted: Counted, after: int) -> float:
+    def block_flops(self, block: Block, counted: Counted, after: int) -> float:
         """FLOPs of one block for one image whose tokens are merged to `after`."""
         return 0.0
 
@@ -93,21 +92,6 @@ class Unmerged(Family):
     def without_seams(cls, family: Family) -> Unmerged:
         """For a run that merges nothing: its blocks need not be touched."""
         return cls(family.name, family.why_unmerged)
-
-    def why_not(self, x: Tensor, options: dict, inputs: dict) -> str | None:
-        return None
-
-
-def through(
-    evaluation: Evaluation,
-    place: Place,
-    x: Tensor,
-    grid: Grid,
-    run_block: Callable[[Tensor, Merge | None], Tensor],
-) -> Tensor:
-    """The tokens x of a block through it: [B, N, C], or [B, K, C] of a row under way."""
-    tokens, merge = guarded(evaluation.enter, place, x, grid)
-    return guarded(evaluation.leave, place, run_block(tokens, merge))
 
 
 @contextmanager

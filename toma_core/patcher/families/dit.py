@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
+from copy import copy
 from functools import partial
 from math import prod
 
@@ -17,10 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from ...clean import Patch, grid_of
-from ...evaluation import Counted, Evaluation, Grid, Place, Unmergeable
+from ...evaluation import Block, Counted, Evaluation, Grid, Unmergeable
 from ...merge import Merge
 from ...settings import MergeWhere, Settings, SettingsError
-from ..dynamo import has_patches, keep_out_of_graphs, uncompiled
+from ..dynamo import has_patches, keep_out_of_graphs, uncompiled, without_compile
 from ..memory import guarded
 from .attention import AttentionSeam
 from .base import KEY, Family
@@ -44,7 +45,8 @@ class DiTFamily(Family):
         self.patch: Patch = entry.patch(network)
         blocks = {stream: list(network.get_submodule(stream.blocks).children()) for stream in entry.streams}
         self.depths = {stream: len(found) for stream, found in blocks.items()}
-        self.weights = [_weights(block, stream) for stream, found in blocks.items() for block in found]
+        self.weights = {(s, i): _weights(block, s) for s, found in blocks.items() for i, block in enumerate(found)}
+        self.where: dict[Block, tuple[Stream, int]] = {}  # the list that a block is in, and its index there
         self.attention: AttentionSeam | None = None
         self.has_attention_patch = entry.attention_patches and AttentionSeam.fits(network)
 
@@ -53,33 +55,28 @@ class DiTFamily(Family):
             raise SettingsError(
                 f"merge is 'attention only', which there is no hook for on {self.name}. Set it to 'whole block'."
             )
-        family = object.__new__(DiTFamily)
-        family.__dict__.update(self.__dict__, settings=settings)
+        family = copy(self)
+        family.settings = settings
         skip, rides = settings.skip_first_blocks, settings.rides
         if skip < 0:
             skip = 0 if rides else PUBLISHED_SKIP
         total = sum(depth for stream, depth in self.depths.items() if not stream.side)
-        family.places = []
+        family.where = {}
         for stream, depth in self.depths.items():
             for i in range(depth):
-                index = len(family.places)
+                index = len(family.where)
                 if rides:
                     skipped = index < skip and not stream.side
-                    place = Place(WHOLE, WHOLE, index, index == total - 1, skipped)
+                    block = Block(WHOLE, WHOLE, index, index == total - 1, skipped)
                 else:
-                    place = Place(f"{stream.kind} {i}", stream.kind, i, last=True, skipped=i < skip)
-                family.places.append(place)
+                    block = Block(f"{stream.kind} {i}", stream.kind, i, last=True, skipped=i < skip)
+                family.where[block] = stream, i
+        family.blocks = list(family.where)
         if settings.merge is MergeWhere.ATTENTION:
             family.attention = AttentionSeam(family)
             # These patches sit inside of the blocks, where nothing would tell a graph with them from one without.
             family.compiles = False
         return family
-
-    def seated(self) -> Iterator[tuple[Place, Stream, int]]:
-        """Each place, the list that its block is in, and its index there."""
-        places = iter(self.places)
-        for stream, depth in self.depths.items():
-            yield from ((next(places), stream, i) for i in range(depth))
 
     def install(self, options: dict) -> None:
         keep_out_of_graphs(DiTFamily, Evaluation, Slot, ForwardSeam, AttentionSeam, Stream, Cut, guarded)
@@ -87,9 +84,9 @@ class DiTFamily(Family):
             self.attention.install(options)
             return
         slots = options.setdefault("patches_replace", {}).setdefault("dit", {})
-        for place, stream, i in self.seated():
+        for block, (stream, i) in self.where.items():
             if stream.slot:
-                slots[stream.slot, i] = Slot(self, place, stream, slots.get((stream.slot, i)))
+                slots[stream.slot, i] = Slot(self, block, stream, slots.get((stream.slot, i)))
 
     def seams(self, network: nn.Module) -> Iterator[tuple[nn.Module, Callable[[Callable], Callable]]]:
         if type(network) is not type(self.network):  # of a guider with two models
@@ -97,22 +94,23 @@ class DiTFamily(Family):
         counts = {stream: len(list(network.get_submodule(stream.blocks).children())) for stream in self.depths}
         if counts != self.depths:
             return
-        for place, stream, i in self.seated():
+        for block, (stream, i) in self.where.items():
             if not stream.slot:
-                block = network.get_submodule(f"{stream.blocks}.{i}")
-                written = getattr(block, "_orig_mod", block)  # a compiled block does not say what it takes
-                yield block, partial(ForwardSeam, self, place, stream, _parameters(type(written).forward))
+                module = network.get_submodule(f"{stream.blocks}.{i}")
+                names = _parameters(type(without_compile(module)).forward)
+                yield module, partial(ForwardSeam, self, block, stream, names)
 
     def why_not(self, x: Tensor, options: dict, inputs: dict) -> str | None:
-        slots = options.get("patches_replace", {}).get("dit", {})
-        ours_only = {(stream.slot, i) for _, stream, i in self.seated() if stream.slot}
-        for where in sorted({*slots, *ours_only}, key=str) if self.attention is None else ():
-            slot = slots.get(where)
-            if not isinstance(slot, Slot) or slot.inner is not None:
-                return f"another node runs code of its own in the place of {' '.join(map(str, where))}"
         patches = options.get("patches", {})
-        if self.attention is None and any(patches.get(name) for name in INSIDE):
-            return "a patch of another node works on all tokens inside of blocks"
+        if self.attention is None:
+            slots = options.get("patches_replace", {}).get("dit", {})
+            ours = {(stream.slot, i) for stream, i in self.where.values() if stream.slot}
+            for where in sorted({*slots, *ours}, key=str):
+                slot = slots.get(where)
+                if not isinstance(slot, Slot) or slot.inner is not None:
+                    return f"another node runs code of its own in the place of {' '.join(map(str, where))}"
+            if any(patches.get(name) for name in INSIDE):
+                return "a patch of another node works on all tokens inside of blocks"
         if "double_block" in patches and not self.entry.double_block_patches:
             return "a patch of another node works on the tokens between blocks"
         return self.entry.why_not(Call(self.network, x, options, inputs))
@@ -128,12 +126,12 @@ class DiTFamily(Family):
     def grid(self, latent: tuple[int, ...]) -> Grid:
         return grid_of(latent, self.patch)
 
-    def label(self, place: Place, grid: Grid) -> str:
-        return f"{grid[0]}x{grid[1]}" if self.settings.rides else place.share
+    def label(self, block: Block, grid: Grid) -> str:
+        return f"{grid[0]}x{grid[1]}" if self.settings.rides else block.share
 
-    def block_flops(self, place: Place, counted: Counted, after: int) -> float:
-        index, stream = next((i, stream) for i, (other, stream, _) in enumerate(self.seated()) if other is place)
-        image, text, alone = self.weights[index]
+    def block_flops(self, block: Block, counted: Counted, after: int) -> float:
+        stream = self.where[block][0]
+        image, text, alone = self.weights[self.where[block]]
         linear = counted.before if self.settings.merge is MergeWhere.ATTENTION else after
         length = after + counted.beside
         products = image * (linear + counted.beside) + text * counted.text
@@ -146,9 +144,9 @@ class DiTFamily(Family):
     def shorter_inputs(self, evaluation: Evaluation, options: dict, control: dict | None) -> tuple[dict, dict | None]:
         """Options and ControlNet residuals of a call whose kept tokens ride: what is added between blocks reaches the
         kept tokens, and patches that other nodes have there see all tokens, copies of the kept ones."""
-        merge, count = next(iter(evaluation.memory.merges.values())), prod(evaluation.grid)
+        merge, count = next(iter(evaluation.state.merges.values())), prod(evaluation.grid)
         if control is not None:
-            if any(place.skipped for place in self.places):
+            if any(block.skipped for block in self.blocks):
                 raise Unmergeable("a ControlNet adds to the blocks that skip_first_blocks leaves alone")
             control = self._shorter_control(control, merge, count)
 
@@ -176,8 +174,10 @@ class DiTFamily(Family):
 
         def rows(kind: str, i: int, add: Tensor | None) -> Tensor | None:
             behind = i == last and (kind == "output" or len(streams) == 1)
-            if add is None or behind or add.shape[1] < count:
+            if add is None or behind or add.shape[1] == 1:
                 return add
+            if add.shape[1] < count:
+                raise Unmergeable(f"a ControlNet adds to {add.shape[1]} of {count} image tokens")
             return torch.cat((merge.take(add[:, :count].expand(len(merge.kept), -1, -1)), add[:, count:]), 1)
 
         lists = {kind: adds for kind, adds in control.items() if isinstance(adds, list)}
@@ -185,25 +185,25 @@ class DiTFamily(Family):
 
     # ----------------------------------------------------------------------- a block
 
-    def block(self, place: Place, stream: Stream, args: dict, options: dict, run: Callable[[dict], object]):
+    def run_block(self, block: Block, stream: Stream, args: dict, options: dict, run: Callable[[dict], object]):
         """A block with arguments `args` by name, through `run`, on the tokens that the evaluation says."""
         evaluation: Evaluation | None = options.get(KEY)
         sequence = args.get(stream.image)
         if evaluation is None or not isinstance(sequence, Tensor):
             return run(args)
-        count, begins = prod(evaluation.grid), place.row not in evaluation.riding
+        count, begins = prod(evaluation.grid), block.row not in evaluation.riding
         text = args.get(stream.text) if stream.text else None
-        evaluation.text = text.shape[1] if isinstance(text, Tensor) else 0
+        texts = text.shape[1] if isinstance(text, Tensor) else 0
         if isinstance(text, Tensor):
-            evaluation.scratch[TEXT] = text.shape[1]
+            evaluation.scratch[TEXT] = texts
         tokens = sequence.flatten(1, -2)
         if stream.side:
             if begins:
-                evaluation.count(place, evaluation.grid, tokens.shape[2], count, count)
+                evaluation.count(block, evaluation.grid, tokens.shape[2], count, count, text=texts)
                 return run(args)
-            if evaluation.scratch.setdefault(stream.blocks, place.index) == place.index:
-                tokens = guarded(evaluation.riding[place.row].merge.take, tokens)
-        now = evaluation.tokens_now(place, count)  # of the image, in the sequence as it comes
+            if evaluation.scratch.setdefault(stream.blocks, block.index) == block.index:
+                tokens = guarded(evaluation.riding[block.row].merge.take, tokens)
+        now = evaluation.tokens_now(block, count)  # of the image, in the sequence as it comes
         full = tokens.shape[1] + count - now
         seen = Layout(full, count, evaluation.scratch.get(TEXT), self.network, options, evaluation.inputs)
         start = stream.start(seen)
@@ -211,19 +211,19 @@ class DiTFamily(Family):
             if evaluation.merges:
                 raise Unmergeable(f"{stream.blocks} are called in a way that does not tell where the image tokens lie")
             return run(args)
-        evaluation.beside = full - count
-        kept, merge = guarded(evaluation.enter, place, tokens[:, start : start + now], evaluation.grid)
+        image_tokens = tokens[:, start : start + now]
+        kept, merge = guarded(evaluation.enter, block, image_tokens, evaluation.grid, full - count, texts)
         if merge is None:
             return run(args)
         if begins:
             evaluation.scratch["shape"] = sequence.shape
         cut = Cut(merge, start, full)
         # Blocks add to their tokens in place; without copies what came in is needed again.
-        shorter = guarded(cut.tokens, tokens, kept if evaluation.copies else kept.clone(), now)
+        shorter = guarded(cut.tokens, tokens, kept if evaluation.in_x0 else kept.clone(), now)
         out = run(guarded(_shorter, stream, evaluation, args, options, shorter, cut))
         made = stream.image_of(out).flatten(1, -2)
-        image = guarded(evaluation.leave, place, made[:, start : start + cut.keep])
-        if place.row in evaluation.riding:
+        image = guarded(evaluation.leave, block, made[:, start : start + cut.keep])
+        if block.row in evaluation.riding:
             return out
         whole = guarded(joined, made, image, start, cut.keep)
         whole = whole.unflatten(1, evaluation.scratch["shape"][1:-1]) if sequence.ndim > 3 else whole
@@ -233,9 +233,8 @@ class DiTFamily(Family):
 class Slot:
     """A block's place in `patches_replace["dit"]`. `inner` is what another node had put there."""
 
-    def __init__(self, family: DiTFamily, place: Place, stream: Stream, inner: Callable | None) -> None:
-        self.family, self.place, self.stream = family, place, stream
-        self.inner: Callable | None = inner.inner if isinstance(inner, Slot) else inner
+    def __init__(self, family: DiTFamily, block: Block, stream: Stream, inner: Callable | None) -> None:
+        self.family, self.block, self.stream, self.inner = family, block, stream, inner
 
     def __deepcopy__(self, memo: dict) -> Slot:
         return self
@@ -250,14 +249,14 @@ class Slot:
                 return uncompiled(extra["original_block"], args)
             return extra["original_block"](args)
 
-        return self.family.block(self.place, self.stream, args, options, run)
+        return self.family.run_block(self.block, self.stream, args, options, run)
 
 
 class ForwardSeam:
     """A block's forward; its arguments get their names by its signature."""
 
-    def __init__(self, family: DiTFamily, place: Place, stream: Stream, names: list[str], original: Callable) -> None:
-        self.family, self.place, self.stream = family, place, stream
+    def __init__(self, family: DiTFamily, block: Block, stream: Stream, names: list[str], original: Callable) -> None:
+        self.family, self.block, self.stream = family, block, stream
         self.names, self.original = names, original
 
     def __call__(self, *args, **kwargs):
@@ -272,7 +271,7 @@ class ForwardSeam:
             positional = [given[name] for name in by_position]
             return original(*positional, **{name: given[name] for name in given if name not in by_position})
 
-        return self.family.block(self.place, self.stream, given, options, run)
+        return self.family.run_block(self.block, self.stream, given, options, run)
 
 
 def _parameters(forward: Callable) -> list[str]:

@@ -105,7 +105,7 @@ class Stream:
         return tuple(image if i == self.out else part for i, part in enumerate(out))
 
 
-def always(call: Call) -> str | None:
+def no_reason(call: Call) -> str | None:
     return None
 
 
@@ -141,7 +141,7 @@ class Entry:
     networks: tuple[str, ...]
     streams: tuple[Stream, ...]
     patch: Callable[[Any], Patch] = square()
-    why_not: Callable[[Call], str | None] = always
+    why_not: Callable[[Call], str | None] = no_reason
     double_block_patches: bool = False
     attention_patches: bool = False
 

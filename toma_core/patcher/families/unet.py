@@ -11,17 +11,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from copy import copy
 from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
-from ...evaluation import Counted, Evaluation, Grid, Place
+from ...evaluation import Block, Counted, Evaluation, Grid
 from ...merge import Merge
 from ...settings import MergeWhere, Settings
 from ..dynamo import has_patches, keep_out_of_graphs, uncompiled
 from ..memory import guarded
-from .base import KEY, Family, through
+from .base import KEY, Family
 
 
 def _transformers(network: nn.Module) -> dict[str, int]:
@@ -52,18 +53,20 @@ class UNetFamily(Family):
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
         self.transformers = _transformers(network)
+        self.paths: list[str] = []  # of the blocks, in their order
         self.convolutions = _convolutions(network)
 
     def arrange(self, settings: Settings) -> UNetFamily:
-        family = object.__new__(UNetFamily)
-        family.__dict__.update(self.__dict__, settings=settings, places=[])
+        family = copy(self)
+        family.settings, family.blocks, family.paths = settings, [], []
         for path, depth in self.transformers.items():
             for i in range(depth):
-                skipped = len(family.places) < settings.skip_first_blocks
+                skipped = len(family.blocks) < settings.skip_first_blocks
                 share = path if settings.rides else "unet"
                 last = i == depth - 1 or not settings.rides
                 row = path if settings.rides else f"{path} {i}"
-                family.places.append(Place(row, share, i, last, skipped))
+                family.blocks.append(Block(row, share, i, last, skipped))
+                family.paths.append(f"{path}.transformer_blocks.{i}")
         return family
 
     def install(self, options: dict) -> None:
@@ -71,25 +74,24 @@ class UNetFamily(Family):
 
     def seams(self, network: nn.Module) -> Iterator[tuple[nn.Module, Callable[[Callable], Callable]]]:
         modules = dict(network.named_modules())
-        paths = [f"{_path(place)}.transformer_blocks.{place.index}" for place in self.places]
-        if any(path not in modules for path in paths):  # of a guider with two models
+        if any(path not in modules for path in self.paths):  # of a guider with two models
             return
-        for place, path in zip(self.places, paths):
-            block: Any = modules[path]
+        for block, path in zip(self.blocks, self.paths):
+            module: Any = modules[path]
             feed_forward = None
             if self.settings.merge is MergeWhere.LAYER:
                 feed_forward = FeedForwardSeam()
-                yield block.ff, feed_forward.around
-            of_text = ("attn1", "attn2") if getattr(block, "disable_self_attn", False) else ("attn2",)
-            yield block, partial(BlockSeam, place, of_text, feed_forward)
+                yield module.ff, feed_forward.around
+            of_text = ("attn1", "attn2") if getattr(module, "disable_self_attn", False) else ("attn2",)
+            yield module, partial(BlockSeam, block, of_text, feed_forward)
 
     def why_not(self, x: Tensor, options: dict, inputs: dict) -> str | None:
         return None if x.ndim == 4 else f"the latent has {x.ndim} dimensions instead of 4"
 
-    def label(self, place: Place, grid: Grid) -> str:
+    def label(self, block: Block, grid: Grid) -> str:
         return f"{grid[0]}x{grid[1]}"
 
-    def block_flops(self, place: Place, counted: Counted, after: int) -> float:
+    def block_flops(self, block: Block, counted: Counted, after: int) -> float:
         rest = counted.before if self.settings.merge is MergeWhere.ATTENTION else after
         channels, text = counted.channels, counted.text
         self_attention = 4 * after * channels**2 + 2 * after**2 * channels
@@ -99,10 +101,6 @@ class UNetFamily(Family):
     def other_flops(self, latent: tuple[int, ...]) -> float:
         height, width = latent[-2:]
         return 2.0 * sum(weights * -(-height // scale) * -(-width // scale) for weights, scale in self.convolutions)
-
-
-def _path(place: Place) -> str:
-    return place.row.split(" ")[0]
 
 
 def _convolutions(network: Any) -> list[tuple[int, int]]:
@@ -135,13 +133,26 @@ class FeedForwardSeam:
         return forward
 
 
+def through(
+    evaluation: Evaluation,
+    block: Block,
+    x: Tensor,
+    grid: Grid,
+    text: int,
+    run_block: Callable[[Tensor, Merge | None], Tensor],
+) -> Tensor:
+    """The tokens x of a block through it: [B, N, C], or [B, K, C] of a row under way."""
+    tokens, merge = guarded(evaluation.enter, block, x, grid, 0, text)
+    return guarded(evaluation.leave, block, run_block(tokens, merge))
+
+
 class BlockSeam:
     """A transformer block's forward. The keys and values of the layers `of_text` are those of the prompt."""
 
     def __init__(
-        self, place: Place, of_text: tuple[str, ...], feed_forward: FeedForwardSeam | None, original: Callable
+        self, block: Block, of_text: tuple[str, ...], feed_forward: FeedForwardSeam | None, original: Callable
     ) -> None:
-        self.place = place
+        self.block = block
         self.of_text = of_text
         self.feed_forward = feed_forward
         self.original = original
@@ -154,19 +165,19 @@ class BlockSeam:
         if evaluation is None or shape is None:
             return run(x, transformer_options=transformer_options)
         grid = tuple(shape[2:])
-        evaluation.text = context.shape[1] if isinstance(context, Tensor) else 0
-        if evaluation.settings.rides or not evaluation.merges or self.place.skipped:
+        text = context.shape[1] if isinstance(context, Tensor) else 0
+        if evaluation.settings.rides or not evaluation.merges or self.block.skipped:
 
             def run_block(tokens: Tensor, merge: Merge | None) -> Tensor:
                 options = transformer_options if merge is None else self._whole_for_others(transformer_options, merge)
                 return run(tokens, transformer_options=options)
 
-            return through(evaluation, self.place, x, grid, run_block)
-        return self._layers(evaluation, x, grid, run, transformer_options)
+            return through(evaluation, self.block, x, grid, text, run_block)
+        return self._layers(evaluation, x, grid, text, run, transformer_options)
 
-    def _layers(self, evaluation: Evaluation, x: Tensor, grid: Grid, run: Callable, options: dict) -> Tensor:
+    def _layers(self, evaluation: Evaluation, x: Tensor, grid: Grid, text: int, run: Callable, options: dict) -> Tensor:
         """Merged inside each layer, after its norm; the residual stream keeps all tokens."""
-        merge = guarded(evaluation.merge_for, self.place, x, grid)
+        merge = guarded(evaluation.merge_for, self.block, x, grid)
         layers = ("attn1",) if evaluation.settings.merge is MergeWhere.ATTENTION else ("attn1", "attn2")
         free = [layer for layer in layers if not _patched(options, layer)]
         try:
@@ -176,7 +187,7 @@ class BlockSeam:
         finally:
             if self.feed_forward is not None:
                 self.feed_forward.now.merge = None
-        evaluation.count(self.place, grid, x.shape[2], x.shape[1], merge.kept.shape[1])
+        evaluation.count(self.block, grid, x.shape[2], x.shape[1], merge.kept.shape[1], text=text)
         return out
 
     def _original(self, x: Tensor, transformer_options: dict, **arguments) -> Tensor:
