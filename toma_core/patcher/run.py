@@ -202,8 +202,10 @@ class Run:
         if self.family.why_unmerged and self.settings.ratio:
             self.account.note(f"tokens are not merged: {self.family.why_unmerged}", Kind.MERGED)
         elif self.family.blocks and all(block.skipped for block in self.family.blocks):
-            why = f"skip_first_blocks leaves none of the {len(self.family.blocks)} blocks"
-            self.account.note(f"tokens are not merged: {why}", Kind.MERGED)
+            count = len(self.family.blocks)
+            self.account.note(
+                f"tokens are not merged: skip_first_blocks leaves none of the {count} blocks", Kind.MERGED
+            )
 
     def _read(self, timestep: Tensor) -> float:
         """This evaluation's sigma, and the grade of the last one that ran: the one time in a step that the host waits
