@@ -152,8 +152,8 @@ class ToMA(io.ComfyNode):
                     step=0.01,
                     round=0.0001,
                     optional=True,
-                    tooltip="How far forecasts may take the image from the plain one, relative to it, whatever the "
-                    "number of steps. More is faster. 0: nothing is forecast." + _CUSTOM_ONLY,
+                    tooltip="About how far forecasts may take the image from the plain one, relative to it, whatever "
+                    "the number of steps. More is faster. 0: nothing is forecast." + _CUSTOM_ONLY,
                 ),
             ],
             outputs=[io.Model.Output(tooltip="The same model, sampling faster.")],

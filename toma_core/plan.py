@@ -21,6 +21,7 @@ REACH = 1.5  # a forecast may go so many times as far as the last two answers ar
 SLOW = 0.5  # an error estimate falls by no more than this factor at a time
 PATIENCE = 3  # answers in a row of which not even the next step could be forecast, before steps are merged
 FEW = 6  # a run of fewer than PATIENCE * FEW steps waits for steps // FEW answers only, below FEW steps for none
+UNKNOWN = "how wrong a forecast would be is not known yet"
 OFF = "would be off by"  # in those reasons below that another tolerance would change
 SAME = 1e-6  # places no further apart are one: sigmas that a sampler computes twice differ by rounding
 
@@ -155,10 +156,12 @@ class ErrorBudget:
 
     def _why_not(self, moment: Moment, places: Sequence[float], off: float) -> str | None:
         """Why this evaluation is not to be forecast, or None."""
-        if moment.weight > END or moment.step >= moment.steps - 1:
+        if moment.step >= moment.steps - 1:
             return "near the end of the run"
+        if moment.weight > END:
+            return "this step removes too much noise at once"
         if not self.known:
-            return "how wrong a forecast would be is not known yet"
+            return UNKNOWN
         if places and moment.place <= places[-1] + SAME:
             return "evaluated once more at the same sigma"
         if off > 1.0 and self.cost > 0.0:

@@ -11,7 +11,7 @@ from uuid import UUID
 from torch import Tensor
 
 from ..evaluation import Grid
-from ..plan import OFF, Kind
+from ..plan import OFF, UNKNOWN, Kind
 from ..settings import Settings
 
 VERSION = 1  # of `Report.as_json`
@@ -91,10 +91,11 @@ class Report:
 
     @property
     def usual_reason(self) -> str:
-        """Why most evaluations were what they were; before all others a reason that another tolerance would change.
-        Those that differ by a number only are one, told as given last."""
+        """Why most evaluations were what they were; before all others a reason that another tolerance would change, and
+        last that of the first steps. Those that differ by a number only are one, told as given last."""
         all_of_them = [evaluated.why for evaluated in self.evaluations]
-        whys = [why for why in all_of_them if OFF in why] or all_of_them
+        later = [why for why in all_of_them if why != UNKNOWN]
+        whys = [why for why in later if OFF in why] or later or all_of_them
         last = {re.sub(r"\d\S*", "", why): why for why in whys}
         count = Counter(re.sub(r"\d\S*", "", why) for why in whys)
         return last[count.most_common(1)[0][0]]

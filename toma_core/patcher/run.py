@@ -202,10 +202,9 @@ class Run:
         if self.family.why_unmerged and self.settings.ratio:
             self.account.note(f"tokens are not merged: {self.family.why_unmerged}", Kind.MERGED)
         elif self.family.blocks and all(block.skipped for block in self.family.blocks):
+            skip = "skip_first_blocks" + (" (-1: as published)" if self.settings.skip_first_blocks < 0 else "")
             count = len(self.family.blocks)
-            self.account.note(
-                f"tokens are not merged: skip_first_blocks leaves none of the {count} blocks", Kind.MERGED
-            )
+            self.account.note(f"tokens are not merged: {skip} leaves none of the {count} blocks", Kind.MERGED)
 
     def _read(self, timestep: Tensor) -> float:
         """This evaluation's sigma, and the grade of the last one that ran: the one time in a step that the host waits
@@ -293,7 +292,8 @@ class Run:
             if Kind.MERGED not in explained:
                 self.account.note(NO_BLOCKS)
         elif set(report.kinds) == {Kind.FULL.value} and usual not in explained:
-            reason = f"{report.steps} steps are too few" if report.steps < SHORTEST else report.usual_reason
+            steps = "1 step is" if report.steps == 1 else f"{report.steps} steps are"
+            reason = f"{steps} too few" if report.steps < SHORTEST else report.usual_reason
             self.account.note(f"nothing was forecast or merged: {reason}")
 
 
