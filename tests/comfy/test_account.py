@@ -198,6 +198,18 @@ def test_reasons_that_differ_by_a_number_only_are_one():
     assert told.usual_reason == "a forecast would be off by 1e+03 times"
 
 
+def test_the_reason_of_the_first_steps_comes_last():
+    from comfyui_toma.toma_core.patcher.report import Evaluated, Report
+    from comfyui_toma.toma_core.plan import UNKNOWN
+    from comfyui_toma.toma_core.settings import Settings
+
+    told = Report("flux", Settings(), blocks=1)
+    told.evaluations = [Evaluated(step, 1.0, "full", why) for step, why in enumerate([UNKNOWN, UNKNOWN, "at the end"])]
+    assert told.usual_reason == "at the end"
+    told.evaluations.pop()
+    assert told.usual_reason == UNKNOWN
+
+
 def test_a_note_about_merging_is_no_reason_for_forecasts(models, merged):
     """Nothing was merged and nothing forecast: both are told."""
     patched = merged(models["flux"], tolerance=1e-6, skip_first_blocks=99)

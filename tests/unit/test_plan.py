@@ -288,3 +288,11 @@ def test_the_last_step_is_computed_also_of_a_schedule_that_ends_early():
     done = drive(ErrorBudget(1.0, NEVER), lambda place: torch.tensor([1.0, place]), sigmas)
     assert done.kinds[-1] is Kind.FULL and done.whys[-1] == "near the end of the run"
     assert done.count(Kind.FORECAST) > 10
+
+
+def test_a_step_that_removes_much_of_the_noise_is_computed_and_says_so():
+    """As all steps of a short karras schedule do."""
+    sigmas = [0.99, 0.97, 0.95, 0.4, 0.36, 0.33, 0.3]
+    done = drive(ErrorBudget(1.0, NEVER), lambda place: torch.tensor([1.0, place]), sigmas)
+    assert done.kinds[2] is Kind.FULL and done.whys[2] == "this step removes too much noise at once"
+    assert done.count(Kind.FORECAST) > 0
