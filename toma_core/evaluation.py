@@ -28,7 +28,7 @@ class Unmergeable(Exception):
 
 @dataclass(frozen=True)
 class Block:
-    """Where a block stands. All blocks of one `share` and token grid use the same merge; a skipped one always works on
+    """A transformer block, by where it stands. All blocks of one `share` and token grid use the same merge; a skipped one always works on
     all tokens."""
 
     row: str

@@ -141,9 +141,9 @@ def test_a_row_is_two_products_or_reads_of_rows(grid, dtype, copies):
 
     def step(action: Action = Action.REUSE) -> None:
         evaluation, tokens = Evaluation(settings, action, kept, in_x0=copies), x
-        for place in row:
-            tokens, _ = evaluation.enter(place, tokens, (height, width))
-            tokens = evaluation.leave(place, tokens)
+        for block in row:
+            tokens, _ = evaluation.enter(block, tokens, (height, width))
+            tokens = evaluation.leave(block, tokens)
 
     step(Action.RESELECT)
     ops = recorded(step)

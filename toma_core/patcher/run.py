@@ -232,7 +232,7 @@ class Run:
         return len(asked) == 1 and sigma == asked[0].sigma and self.sigmas.count(sigma) < 2
 
     def _changed(self, guider, x: Tensor, sigma: float, moment: Moment, options: dict) -> bool:
-        """Whether this evaluation does not continue the last one, which it takes the place of."""
+        """Whether this evaluation does not continue the last one. It is the last one from here on."""
         cfg = getattr(guider, "cfg", None)  # CFGOverride sets another one for a part of the schedule
         about = (tuple(x.shape), x.dtype, phase_of(getattr(guider, "conds", None), sigma), asked_for(options), cfg)
         last, self.last = self.last, (about, moment)

@@ -70,7 +70,7 @@ class UNetFamily(Family):
         return family
 
     def install(self, options: dict) -> None:
-        keep_out_of_graphs(BlockSeam, FeedForwardSeam, Evaluation, through, guarded)
+        keep_out_of_graphs(BlockSeam, FeedForwardSeam, Evaluation, guarded)
 
     def seams(self, network: nn.Module) -> Iterator[tuple[nn.Module, Callable[[Callable], Callable]]]:
         modules = dict(network.named_modules())
@@ -133,19 +133,6 @@ class FeedForwardSeam:
         return forward
 
 
-def through(
-    evaluation: Evaluation,
-    block: Block,
-    x: Tensor,
-    grid: Grid,
-    text: int,
-    run_block: Callable[[Tensor, Merge | None], Tensor],
-) -> Tensor:
-    """The tokens x of a block through it: [B, N, C], or [B, K, C] of a row under way."""
-    tokens, merge = guarded(evaluation.enter, block, x, grid, 0, text)
-    return guarded(evaluation.leave, block, run_block(tokens, merge))
-
-
 class BlockSeam:
     """A transformer block's forward. The keys and values of the layers `of_text` are those of the prompt."""
 
@@ -167,12 +154,9 @@ class BlockSeam:
         grid = tuple(shape[2:])
         text = context.shape[1] if isinstance(context, Tensor) else 0
         if evaluation.settings.rides or not evaluation.merges or self.block.skipped:
-
-            def run_block(tokens: Tensor, merge: Merge | None) -> Tensor:
-                options = transformer_options if merge is None else self._whole_for_others(transformer_options, merge)
-                return run(tokens, transformer_options=options)
-
-            return through(evaluation, self.block, x, grid, text, run_block)
+            tokens, merge = guarded(evaluation.enter, self.block, x, grid, 0, text)
+            options = transformer_options if merge is None else self._whole_for_others(transformer_options, merge)
+            return guarded(evaluation.leave, self.block, run(tokens, transformer_options=options))
         return self._layers(evaluation, x, grid, text, run, transformer_options)
 
     def _layers(self, evaluation: Evaluation, x: Tensor, grid: Grid, text: int, run: Callable, options: dict) -> Tensor:
