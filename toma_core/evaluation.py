@@ -28,8 +28,8 @@ class Unmergeable(Exception):
 
 @dataclass(frozen=True)
 class Block:
-    """A transformer block, by where it stands. All blocks of one `share` and token grid use the same merge; a skipped one
-    always works on all tokens."""
+    """A transformer block, by where it stands. All blocks of one `share` and token grid use the same merge; a skipped
+    one always works on all tokens."""
 
     row: str
     share: str
